@@ -1,0 +1,2 @@
+//! One safe function that reads the CPU's counter.
+#![no_std]

@@ -1,0 +1,2 @@
+//! Mechanisms: everything that needs privileged instructions, behind safe traits.
+#![no_std]

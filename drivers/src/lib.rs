@@ -1,0 +1,2 @@
+//! Drivers for the devices that the hypervisor itself uses.
+#![no_std]

@@ -1,0 +1,3 @@
+//! The Bulkhead hypervisor image.
+#![no_std]
+#![no_main]

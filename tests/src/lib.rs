@@ -1,0 +1,2 @@
+//! The one library that starts nodes: QEMU command lines, serial consoles, time limits.
+#![forbid(unsafe_code)]

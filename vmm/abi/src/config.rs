@@ -1,0 +1,1 @@
+//! Node configuration as the bundle carries it, and its limits.

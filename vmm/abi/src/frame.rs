@@ -1,0 +1,1 @@
+//! Length-prefixed framing of messages on a byte stream.

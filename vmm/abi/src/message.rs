@@ -1,0 +1,1 @@
+//! Management messages between `cellctl` and the hypervisor.

@@ -1,0 +1,1 @@
+//! What a cell is made of.

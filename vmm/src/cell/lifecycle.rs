@@ -1,0 +1,1 @@
+//! States of a cell and which command leads where.

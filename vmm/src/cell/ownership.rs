@@ -1,0 +1,1 @@
+//! Who owns each CPU and each page.

@@ -1,0 +1,7 @@
+//! Device models and the bus that reaches them.
+
+pub mod bus;
+pub mod cmos;
+pub mod pm_timer;
+pub mod uart16550;
+pub mod virtio;

@@ -1,0 +1,1 @@
+//! The CMOS real-time clock.

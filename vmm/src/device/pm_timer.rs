@@ -1,0 +1,1 @@
+//! The ACPI power-management timer.

@@ -1,0 +1,1 @@
+//! Split virtqueues, read as hostile input.

@@ -1,0 +1,1 @@
+//! The virtio-vsock device: the management channel.

@@ -1,0 +1,1 @@
+//! Management: requests from `cellctl`, carried out in slices.

@@ -1,0 +1,5 @@
+//! Addresses, memory maps and access to guest memory.
+
+pub mod address;
+pub mod guest;
+pub mod map;

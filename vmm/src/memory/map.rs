@@ -1,0 +1,1 @@
+//! The physical memory map, and what the hypervisor takes of it.

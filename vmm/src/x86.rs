@@ -1,0 +1,17 @@
+//! Models of the x86 platform: what a cell's vCPUs and its board look like.
+
+pub mod acpi;
+pub mod boot;
+pub mod cpuid;
+pub mod emulate;
+pub mod exit;
+pub mod interrupt;
+pub mod io_apic;
+pub mod kvmclock;
+pub mod local_apic;
+pub mod mediated_io_apic;
+pub mod msr;
+pub mod paging;
+pub mod posted;
+pub mod state;
+pub mod vcpu;

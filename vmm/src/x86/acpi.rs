@@ -1,0 +1,1 @@
+//! ACPI tables: the root cell's (edited copies) and a guest cell's (generated).

@@ -1,0 +1,3 @@
+//! Boot protocols: how a kernel's file becomes guest memory and first registers.
+
+pub mod linux;

@@ -1,0 +1,1 @@
+//! Linux bzImage by the 64-bit boot protocol.

@@ -1,0 +1,1 @@
+//! What CPUID shows to a cell, leaf by leaf.

@@ -1,0 +1,1 @@
+//! Decoding and carrying out instructions that touch device memory.

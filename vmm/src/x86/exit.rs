@@ -1,0 +1,1 @@
+//! Exits of a vCPU in terms that SVM and VMX share.

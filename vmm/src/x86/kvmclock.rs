@@ -1,0 +1,1 @@
+//! The KVM paravirtual clock.

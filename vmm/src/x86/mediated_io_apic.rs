@@ -1,0 +1,1 @@
+//! The machine's own I/O APIC, mediated for the root cell.

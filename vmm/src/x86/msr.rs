@@ -1,0 +1,1 @@
+//! What each MSR does for a cell.

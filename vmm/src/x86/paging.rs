@@ -1,0 +1,1 @@
+//! Walking a guest's page tables.
