@@ -3,5 +3,6 @@
 pub mod bus;
 pub mod cmos;
 pub mod pm_timer;
+pub mod stream;
 pub mod uart16550;
 pub mod virtio;
