@@ -37,3 +37,12 @@ impl CellId {
     /// The root cell.
     pub const ROOT: Self = Self(0);
 }
+
+/// What a cell is to the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The root cell: it has the machine.
+    Root,
+    /// A guest cell.
+    Guest,
+}

@@ -13,4 +13,5 @@ pub mod device;
 pub mod hal;
 pub mod manage;
 pub mod memory;
+pub mod stats;
 pub mod x86;

@@ -1,5 +1,6 @@
 //! Addresses, memory maps and access to guest memory.
 
 pub mod address;
+pub mod frames;
 pub mod guest;
 pub mod map;

@@ -64,7 +64,6 @@ pub trait GuestMemory {
 }
 
 #[cfg(test)]
-#[expect(dead_code, reason = "its users come with the device models")]
 pub(crate) mod fake {
     //! Guest memory for host tests: one flat block.
 
