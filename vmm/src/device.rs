@@ -1,8 +1,9 @@
 //! Device models and the bus that reaches them.
 
+pub mod acpi_pm;
 pub mod bus;
 pub mod cmos;
-pub mod pm_timer;
+pub mod console;
 pub mod stream;
 pub mod uart16550;
 pub mod virtio;

@@ -63,3 +63,16 @@ pub trait BusDevice {
     /// dropped.
     fn write(&mut self, offset: u64, width: Width, value: u64, now: Instant);
 }
+
+/// Reads from a device whose registers are bytes: an access of several bytes is one of each.
+pub(super) fn read_bytes(offset: u64, width: Width, mut byte: impl FnMut(u64) -> u8) -> u64 {
+    (0..width.bytes()).fold(0, |value, n| value | u64::from(byte(offset.wrapping_add(n))) << (8 * n))
+}
+
+/// Writes to a device whose registers are bytes: an access of several bytes is one of each,
+/// from the lowest offset up.
+pub(super) fn write_bytes(offset: u64, width: Width, value: u64, mut byte: impl FnMut(u64, u8)) {
+    for (n, b) in (0..width.bytes()).zip(value.to_le_bytes()) {
+        byte(offset.wrapping_add(n), b);
+    }
+}

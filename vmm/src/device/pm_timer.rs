@@ -1,1 +1,0 @@
-//! The ACPI power-management timer.
