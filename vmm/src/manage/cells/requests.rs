@@ -1,0 +1,343 @@
+//! The handlers of requests, one each. Who may ask was decided before.
+
+use super::{Cell, Cells, File, Task, incomplete};
+use crate::cell::config::CellResources;
+use crate::cell::lifecycle::{State, Step};
+use crate::cell::ownership::{CpuOwner, OwnershipError};
+use crate::device::stream::StreamId;
+use crate::hal::{CellId, CpuId};
+use crate::manage::platform::{Platform, PlatformError};
+use alloc::format;
+use alloc::string::{String, ToString as _};
+use alloc::vec::Vec;
+use bulkhead_abi::message::{
+    BULK_PORTS, Body, CellDetails, CellSpec, CellState, CellSummary, CpuInfo, CpuUse, ErrorCode, Failure,
+    LoadKind, MemoryRange, NodeInfo, ROOT_NAME, Reply, console_port,
+};
+
+/// How long the root cell may take to park a CPU that it has turned off.
+const CLAIM_TIMEOUT_NS: u64 = 1_000_000_000;
+
+/// Requests that need heap are refused when less than this is left of it, so that the
+/// hypervisor always has some for itself.
+const HEAP_RESERVE: u64 = 1 << 20;
+
+impl Cells {
+    /// Carries out, or begins, the request `id` of the connection `stream`. Without a reply
+    /// it goes on, and the answer will be among [`Cells::take_answers`].
+    pub(in crate::manage) fn request(
+        &mut self,
+        stream: StreamId,
+        id: u32,
+        body: Body,
+        platform: &mut dyn Platform,
+    ) -> Result<Option<Reply>, Failure> {
+        self.watch(platform);
+        let reply = match body {
+            Body::Hello { .. } => {
+                return Err(Failure::new(ErrorCode::INVALID, "the connection is open already"));
+            }
+            Body::NodeInfo => Reply::Node(self.node_info(platform)),
+            Body::List => Reply::Cells(self.cells.iter().map(summary).collect()),
+            Body::Show { cell } => Reply::Cell(self.show(cell, platform)?),
+            Body::Create { spec } => {
+                self.create((stream, id), spec, platform)?;
+                return Ok(None);
+            }
+            Body::LoadBegin { cell, what, size } => {
+                Reply::LoadPort { port: self.load_begin(cell, what, size, platform)? }
+            }
+            Body::LoadFinish { cell } => {
+                self.load_finish(cell, platform)?;
+                Reply::Done
+            }
+            Body::Start { cell } => {
+                let cell = self.cell_for(cell, Step::Start)?;
+                platform.start_cell(cell.id).map_err(|e| failed(cell, "start", &e))?;
+                cell.step(Step::Start);
+                Reply::Done
+            }
+            Body::Stop { cell } => {
+                let cell = self.cell_for(cell, Step::Stop)?;
+                platform.stop_cell(cell.id);
+                cell.step(Step::Stop);
+                cell.task = Some(Task::Stop);
+                cell.asker = Some((stream, id));
+                return Ok(None);
+            }
+            Body::Destroy { cell } => {
+                let cell = self.cell_for(cell, Step::Destroy)?;
+                cell.asker = Some((stream, id));
+                cell.release(Step::Destroy, None, platform);
+                return Ok(None);
+            }
+        };
+        Ok(Some(reply))
+    }
+
+    /// The cell with this number, for which `step` is allowed.
+    fn cell_for(&mut self, number: u32, step: Step) -> Result<&mut Cell, Failure> {
+        let cell = self.cells.iter_mut().find(|cell| cell.id.0 == number).ok_or_else(|| no_cell(number))?;
+        cell.may(step).map(|()| cell)
+    }
+
+    fn create(
+        &mut self,
+        asker: (StreamId, u32),
+        spec: CellSpec,
+        platform: &mut dyn Platform,
+    ) -> Result<(), Failure> {
+        spec.validate()?;
+        if let Some(other) = self.cells.iter().find(|cell| cell.resources.name == spec.name) {
+            let why = format!("name '{}' is that of {}; allowed: one that no cell has", spec.name, other.id);
+            let failure = Failure::field(ErrorCode::CONFLICT, "name", &spec.name, "one that no cell has");
+            return Err(failure.saying(why));
+        }
+        check_heap(platform)?;
+        let id = self.next_cell();
+        let (cpus, memory) =
+            self.ownership.take(id, &spec.cpus, spec.memory).map_err(|error| self.cannot_have(&error))?;
+        for cpu in &cpus {
+            if self.ownership.comes_from_root(*cpu) {
+                platform.claim_cpu(*cpu);
+            }
+        }
+        let resources = CellResources {
+            name: spec.name,
+            cpus,
+            memory,
+            cmdline: spec.cmdline,
+            console: spec.console,
+            boot_wall_clock_ns: spec.wall_clock_ns.saturating_sub(platform.now_ns()),
+        };
+        let deadline_ns = platform.now_ns().saturating_add(CLAIM_TIMEOUT_NS);
+        self.cells.push(Cell {
+            id,
+            resources,
+            state: State::Creating,
+            creator: Some(asker.0),
+            asker: Some(asker),
+            task: Some(Task::Claim { deadline_ns }),
+            prepared: false,
+            touched: false,
+            files: Vec::new(),
+            stopped: None,
+        });
+        self.last_cell = id.0;
+        Ok(())
+    }
+
+    /// The next number that no cell has, nor the port of whose console.
+    fn next_cell(&self) -> CellId {
+        let mut next = self.last_cell;
+        loop {
+            next = next.wrapping_add(1);
+            let taken = |cell: &Cell| console_port(cell.id.0) == console_port(next);
+            if next != CellId::ROOT.0 && !self.cells.iter().any(taken) {
+                return CellId(next);
+            }
+        }
+    }
+
+    /// The failure for what cannot be had, with owners by name.
+    fn cannot_have(&self, error: &OwnershipError) -> Failure {
+        match *error {
+            OwnershipError::NoSuchCpu { cpu } => {
+                let last = self.ownership.owners().count().saturating_sub(1);
+                let allowed = format!("1 to {last}");
+                let why = format!("cpus has {cpu}, which this machine has not; allowed: {allowed}");
+                Failure::field(ErrorCode::INVALID, "cpus", cpu, &allowed).saying(why)
+            }
+            OwnershipError::CpuTaken { cpu, owner } => {
+                let has = |owner: CpuOwner| !matches!(owner, CpuOwner::Cell(cell) if cell != CellId::ROOT);
+                let open: Vec<_> = self.ownership.owners().skip(1).filter(|(_, o)| has(*o)).collect();
+                let allowed = match numbers(open.into_iter().map(|(cpu, _)| cpu)) {
+                    list if list.is_empty() => "none, all belong to guest cells".into(),
+                    list => list,
+                };
+                let other = self.cells.iter().find(|cell| cell.id == owner);
+                let (name, all) = other.map_or((String::new(), String::new()), |other| {
+                    (other.resources.name.clone(), numbers(other.resources.cpus.iter().copied()))
+                });
+                let why = format!(
+                    "cpus has {cpu}, which belongs to cell '{name}' (its CPUs: {all}); allowed: {allowed}"
+                );
+                Failure::field(ErrorCode::CONFLICT, "cpus", cpu, &allowed).saying(why)
+            }
+            OwnershipError::Memory { wanted, free } => {
+                let allowed = format!("up to the {} MiB that are free", free >> 20);
+                let wanted = format!("{} MiB", wanted >> 20);
+                Failure::field(ErrorCode::EXHAUSTED, "memory", wanted, &allowed)
+            }
+        }
+    }
+
+    fn load_begin(
+        &mut self,
+        number: u32,
+        what: LoadKind,
+        size: u64,
+        platform: &mut dyn Platform,
+    ) -> Result<u32, Failure> {
+        let port = self.next_load();
+        let cell = self.cell_for(number, Step::LoadBegin)?;
+        if what != LoadKind::KERNEL && what != LoadKind::INITRD {
+            return Err(Failure::field(ErrorCode::INVALID, "what", what.0, "0 (kernel), 1 (initrd)"));
+        }
+        let memory = cell.resources.memory_bytes();
+        if size == 0 || size > memory {
+            let allowed = format!("1 to the cell's {memory} bytes of memory");
+            let why = format!("{what}: size is {size} bytes; allowed: {allowed}");
+            return Err(Failure::field(ErrorCode::INVALID, "size", size, &allowed).saying(why));
+        }
+        check_heap(platform)?;
+        // One of this kind that was begun earlier is void, even if this one cannot be begun.
+        cell.files.retain(|file| file.what != what);
+        platform.load_begin(cell.id, what, size).map_err(|e| failed(cell, &what.to_string(), &e))?;
+        cell.files.push(File { what, port, size, arrived: 0 });
+        self.last_load = port - BULK_PORTS;
+        Ok(port)
+    }
+
+    /// The next port for a file that none waits at.
+    fn next_load(&self) -> u32 {
+        let mut next = self.last_load;
+        loop {
+            next = next.wrapping_add(1) % (u32::MAX - BULK_PORTS);
+            let port = BULK_PORTS + next;
+            if !self.cells.iter().flat_map(|cell| &cell.files).any(|file| file.port == port) {
+                return port;
+            }
+        }
+    }
+
+    fn load_finish(&mut self, number: u32, platform: &mut dyn Platform) -> Result<(), Failure> {
+        let cell = self.cell_for(number, Step::LoadFinish)?;
+        if let Some(file) = cell.files.iter().find(|file| file.arrived < file.size) {
+            return Err(incomplete(cell, file));
+        }
+        if !cell.files.iter().any(|file| file.what == LoadKind::KERNEL) {
+            let why = format!("cell '{}' has no kernel; load one first", cell.resources.name);
+            return Err(Failure::new(ErrorCode::BAD_FILE, why));
+        }
+        platform.load_finish(cell.id).map_err(|error| {
+            let why = format!("cell '{}': {error}", cell.resources.name);
+            Failure::new(ErrorCode::BAD_FILE, why)
+        })?;
+        cell.files = Vec::new();
+        cell.creator = None;
+        cell.step(Step::LoadFinish);
+        Ok(())
+    }
+
+    fn show(&self, number: u32, platform: &mut dyn Platform) -> Result<CellDetails, Failure> {
+        if number == CellId::ROOT.0 {
+            return Ok(self.show_root(platform));
+        }
+        let cell = self.cells.iter().find(|cell| cell.id.0 == number).ok_or_else(|| no_cell(number))?;
+        let ranges = cell.resources.memory.iter();
+        Ok(CellDetails {
+            summary: summary(cell),
+            memory: ranges.map(|range| MemoryRange { base: range.base.raw(), len: range.len }).collect(),
+            cmdline: cell.resources.cmdline.clone(),
+            stopped: cell.stopped.clone(),
+            failure: (cell.state == State::Failed).then(|| platform.failure_report(cell.id)),
+            vcpus: if cell.prepared { platform.vcpus(cell.id) } else { Vec::new() },
+        })
+    }
+
+    /// The root cell, of which management owns nothing but knows what it has.
+    fn show_root(&self, platform: &mut dyn Platform) -> CellDetails {
+        let owned = self.ownership.owners().filter(|(_, owner)| *owner == CpuOwner::Cell(CellId::ROOT));
+        CellDetails {
+            summary: CellSummary {
+                cell: CellId::ROOT.0,
+                name: ROOT_NAME.into(),
+                state: CellState::RUNNING,
+                cpus: owned.map(|(cpu, _)| cpu.0).collect(),
+                memory: self.facts.root_memory,
+                console_port: None,
+            },
+            memory: Vec::new(),
+            cmdline: String::new(),
+            stopped: None,
+            failure: None,
+            vcpus: platform.vcpus(CellId::ROOT),
+        }
+    }
+
+    fn node_info(&self, platform: &dyn Platform) -> NodeInfo {
+        let cpus: Vec<_> = self.ownership.owners().map(|(cpu, owner)| self.cpu_info(cpu, owner)).collect();
+        let free_cpus = cpus.iter().filter(|cpu| cpu.state == CpuUse::FREE).fold(0, |count, _| count + 1);
+        let (facts, heap) = (self.facts.clone(), platform.heap());
+        NodeInfo {
+            name: facts.name,
+            version: facts.version,
+            commit: facts.commit,
+            boot: facts.boot,
+            backend: facts.backend,
+            uptime_ns: platform.now_ns(),
+            counter_hz: facts.counter_hz,
+            counter_offset: facts.counter_offset,
+            cpus,
+            free_cpus,
+            root_memory: facts.root_memory,
+            pool_memory: self.ownership.pool_bytes(),
+            free_memory: self.ownership.free_bytes(),
+            heap_used: heap.used,
+            heap_total: heap.total,
+            generation: self.ownership.generation(),
+        }
+    }
+
+    fn cpu_info(&self, cpu: CpuId, owner: CpuOwner) -> CpuInfo {
+        let (state, cell) = match owner {
+            CpuOwner::Nobody => (CpuUse::FREE, None),
+            CpuOwner::Cell(CellId::ROOT) => (CpuUse::ROOT, None),
+            CpuOwner::Cell(id) => {
+                let moving = |cell: &Cell| matches!(cell.state, State::Creating | State::Destroying);
+                let moving = self.cells.iter().any(|cell| cell.id == id && moving(cell));
+                (if moving { CpuUse::MOVING } else { CpuUse::CELL }, Some(id.0))
+            }
+        };
+        CpuInfo { cpu: cpu.0, state, cell }
+    }
+}
+
+fn summary(cell: &Cell) -> CellSummary {
+    CellSummary {
+        cell: cell.id.0,
+        name: cell.resources.name.clone(),
+        state: cell.state.into(),
+        cpus: cell.resources.cpus.iter().map(|cpu| cpu.0).collect(),
+        memory: cell.resources.memory_bytes(),
+        console_port: cell.console_port(),
+    }
+}
+
+/// Numbers of CPUs as a list for people: `1, 3`.
+fn numbers(cpus: impl Iterator<Item = CpuId>) -> String {
+    cpus.map(|cpu| cpu.0.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn check_heap(platform: &dyn Platform) -> Result<(), Failure> {
+    let heap = platform.heap();
+    let left = heap.total.saturating_sub(heap.used);
+    if left >= HEAP_RESERVE {
+        return Ok(());
+    }
+    let why = format!(
+        "the hypervisor's heap has {left} of {} bytes left; {HEAP_RESERVE} are needed for this: destroy a cell first",
+        heap.total
+    );
+    Err(Failure::new(ErrorCode::EXHAUSTED, why))
+}
+
+fn failed(cell: &Cell, what: &str, error: &PlatformError) -> Failure {
+    Failure::new(ErrorCode::PLATFORM, format!("cell '{}', {what}: {error}", cell.resources.name))
+}
+
+fn no_cell(number: u32) -> Failure {
+    let why = format!("there is no cell with the number {number}; allowed: what `list` says");
+    Failure::field(ErrorCode::NOT_FOUND, "cell", number, "what `list` says").saying(why)
+}
