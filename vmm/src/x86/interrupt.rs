@@ -67,3 +67,9 @@ pub struct InterruptMessage {
     /// Level-triggered: the receiver's TMR bit is set, and its EOI is told to the I/O APIC.
     pub level: bool,
 }
+
+/// The upper and the lower half of a register that is accessed by halves.
+pub(super) fn halves(value: u64) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = value.to_be_bytes();
+    (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]))
+}

@@ -104,6 +104,8 @@ pub enum ControlRegister {
 pub const CR0_PE: u64 = 1;
 /// `CR0.ET`, always set.
 pub const CR0_ET: u64 = 1 << 4;
+/// `CR0.NE`.
+pub const CR0_NE: u64 = 1 << 5;
 /// `CR0.WP`.
 pub const CR0_WP: u64 = 1 << 16;
 /// `CR0.PG`.

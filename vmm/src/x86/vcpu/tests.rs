@@ -1,0 +1,571 @@
+//! A vCPU against a CPU and a board of plain fields.
+
+use super::*;
+use crate::memory::guest::fake::FakeMemory;
+use crate::x86::emulate::fake::FakeCpu;
+use crate::x86::interrupt::{DeliveryMode, Destination};
+use crate::x86::state::CpuState;
+use core::cell::{Cell, RefCell};
+use std::vec::Vec;
+
+/// A CPU whose entries return what was put in line.
+struct Hw {
+    cpu: FakeCpu,
+    window: Option<u8>,
+    nmi_return: bool,
+    cr8: u8,
+    offset: u64,
+    interrupted: Option<Injection>,
+    resets: u32,
+    shadow: bool,
+    xcr0: u64,
+}
+
+impl Hw {
+    /// 32-bit code at 0x100, whose bytes are `code`.
+    fn new(board: &TestBoard, code: &[u8]) -> Self {
+        board.memory.write(Gpa::new(0x100), code).unwrap();
+        let mut cpu = FakeCpu::bits32();
+        cpu.rip = 0x100;
+        cpu.rflags = 2 | 1 << 9;
+        Self {
+            cpu,
+            window: None,
+            nmi_return: false,
+            cr8: 0,
+            offset: 0,
+            interrupted: None,
+            resets: 0,
+            shadow: false,
+            xcr0: 1,
+        }
+    }
+}
+
+impl CpuState for Hw {
+    fn gpr(&self, register: Gpr) -> u64 {
+        self.cpu.gpr(register)
+    }
+    fn set_gpr(&mut self, register: Gpr, value: u64) {
+        self.cpu.set_gpr(register, value);
+    }
+    fn rip(&self) -> u64 {
+        self.cpu.rip()
+    }
+    fn set_rip(&mut self, rip: u64) {
+        self.shadow = false;
+        self.cpu.set_rip(rip);
+    }
+    fn rflags(&self) -> u64 {
+        self.cpu.rflags()
+    }
+    fn set_rflags(&mut self, rflags: u64) {
+        self.cpu.set_rflags(rflags);
+    }
+    fn control(&self, register: ControlRegister) -> u64 {
+        self.cpu.control(register)
+    }
+    fn set_control(&mut self, register: ControlRegister, value: u64) {
+        self.cpu.set_control(register, value);
+    }
+    fn efer(&self) -> u64 {
+        self.cpu.efer()
+    }
+    fn set_efer(&mut self, efer: u64) {
+        self.cpu.set_efer(efer);
+    }
+    fn segment(&self, name: SegmentName) -> Segment {
+        self.cpu.segment(name)
+    }
+    fn set_segment(&mut self, name: SegmentName, segment: Segment) {
+        self.cpu.set_segment(name, segment);
+    }
+    fn cpl(&self) -> u8 {
+        self.cpu.cpl()
+    }
+    fn set_cpl(&mut self, cpl: u8) {
+        self.cpu.set_cpl(cpl);
+    }
+    fn interruptible(&self) -> bool {
+        self.cpu.rflags & 1 << 9 != 0 && !self.shadow
+    }
+    fn injection_pending(&self) -> bool {
+        self.cpu.injection.is_some()
+    }
+    fn inject(&mut self, event: Injection) {
+        assert!(self.cpu.injection.is_none(), "two events at one entry");
+        self.cpu.injection = Some(event);
+    }
+}
+
+impl VirtualCpu for Hw {
+    fn enter(&mut self) -> Exit {
+        unreachable!("the tests say what exits")
+    }
+    fn next_rip(&self) -> Option<u64> {
+        None
+    }
+    fn instruction_bytes(&self) -> Option<&[u8]> {
+        None
+    }
+    fn interrupted_event(&self) -> Option<Injection> {
+        self.interrupted
+    }
+    fn request_interrupt_window(&mut self, class: Option<u8>) {
+        self.window = class;
+    }
+    fn request_nmi_return(&mut self, on: bool) {
+        self.nmi_return = on;
+    }
+    fn cr8(&self) -> u8 {
+        self.cr8
+    }
+    fn set_cr8(&mut self, class: u8) {
+        self.cr8 = class;
+    }
+    fn set_counter_offset(&mut self, offset: u64) {
+        self.offset = offset;
+    }
+    fn counter_offset(&self) -> u64 {
+        self.offset
+    }
+    fn pat(&self) -> u64 {
+        0
+    }
+    fn set_pat(&mut self, _pat: u64) {}
+    fn reset(&mut self) {
+        self.resets += 1;
+    }
+    fn flush_translations(&mut self) {}
+    fn exit_details(&self) -> [u64; 3] {
+        [0; 3]
+    }
+    fn set_xcr0(&mut self, xcr0: u64) -> bool {
+        let ok = crate::x86::msr::xcr0_is_valid(xcr0, 7);
+        if ok {
+            self.xcr0 = xcr0;
+        }
+        ok
+    }
+}
+
+struct TestBoard {
+    role: Role,
+    counter: Cell<u64>,
+    memory: FakeMemory,
+    sent: RefCell<Vec<InterruptMessage>>,
+    ended: RefCell<Vec<u8>>,
+    ports: RefCell<Vec<(u16, Width, Option<u64>)>>,
+    accesses: RefCell<Vec<(u64, Width, Option<u64>)>>,
+}
+
+impl TestBoard {
+    fn new(role: Role) -> Self {
+        Self {
+            role,
+            counter: Cell::new(1000),
+            memory: FakeMemory::new(0, 0x4000),
+            sent: RefCell::default(),
+            ended: RefCell::default(),
+            ports: RefCell::default(),
+            accesses: RefCell::default(),
+        }
+    }
+}
+
+impl Board for TestBoard {
+    fn role(&self) -> Role {
+        self.role
+    }
+    fn host_counter(&self) -> u64 {
+        self.counter.get()
+    }
+    fn instant(&self) -> Instant {
+        Instant { ns: 0 }
+    }
+    fn counter_hz(&self) -> u64 {
+        1_000_000_000
+    }
+    fn wall_clock_base_ns(&self) -> u64 {
+        0
+    }
+    fn memory(&self) -> &dyn GuestMemory {
+        &self.memory
+    }
+    fn machine_cpuid(&self, leaf: u32, _subleaf: u32) -> [u32; 4] {
+        if leaf == 0 { [0xd, 0x6874_7541, 0x444d_4163, 0x6974_6e65] } else { [0; 4] }
+    }
+    fn machine_msr(&self, msr: u32) -> u64 {
+        u64::from(msr) << 32 | 0x77
+    }
+    fn vcpus(&self) -> u32 {
+        2
+    }
+    fn read_port(&self, port: u16, width: Width) -> u64 {
+        self.ports.borrow_mut().push((port, width, None));
+        u64::MAX
+    }
+    fn write_port(&self, port: u16, width: Width, value: u64) {
+        self.ports.borrow_mut().push((port, width, Some(value)));
+    }
+    fn read_memory(&self, gpa: Gpa, width: Width) -> u64 {
+        self.accesses.borrow_mut().push((gpa.raw(), width, None));
+        0x55
+    }
+    fn write_memory(&self, gpa: Gpa, width: Width, value: u64) {
+        self.accesses.borrow_mut().push((gpa.raw(), width, Some(value)));
+    }
+    fn send(&self, message: InterruptMessage, _sender: VcpuId) {
+        self.sent.borrow_mut().push(message);
+    }
+    fn end_of_interrupt(&self, vector: u8, _vcpu: VcpuId) {
+        self.ended.borrow_mut().push(vector);
+    }
+    fn vcpu_reset(&self, _vcpu: VcpuId) {}
+}
+
+fn boot_vcpu() -> (Vcpu, Posted) {
+    let vcpu = Vcpu::new(VcpuId(0), 0, true, 1_000_000_000, Arc::default());
+    let posted = Posted::new(0);
+    vcpu.publish(&posted);
+    (vcpu, posted)
+}
+
+/// A vCPU whose APIC is on, in x2APIC mode.
+fn x2apic(board: &TestBoard, hw: &mut Hw) -> (Vcpu, Posted) {
+    let (mut vcpu, posted) = boot_vcpu();
+    write_msr(&mut vcpu, hw, board, &posted, 0x1b, 0xfee0_0d00);
+    write_msr(&mut vcpu, hw, board, &posted, 0x80f, 0x1ff);
+    assert_eq!(hw.cpu.injection, None);
+    (vcpu, posted)
+}
+
+fn write_msr(vcpu: &mut Vcpu, hw: &mut Hw, board: &TestBoard, posted: &Posted, msr: u32, value: u64) {
+    board.memory.write(Gpa::new(0x100), &[0x0f, 0x30]).unwrap();
+    hw.cpu.rip = 0x100;
+    hw.set_gpr(Gpr::Rcx, u64::from(msr));
+    hw.set_gpr(Gpr::Rax, value & 0xffff_ffff);
+    hw.set_gpr(Gpr::Rdx, value >> 32);
+    assert_eq!(vcpu.handle(hw, board, posted, Exit::WriteMsr), Outcome::Continue);
+}
+
+fn read_msr(
+    vcpu: &mut Vcpu,
+    hw: &mut Hw,
+    board: &TestBoard,
+    posted: &Posted,
+    msr: u32,
+) -> Result<u64, Injection> {
+    board.memory.write(Gpa::new(0x100), &[0x0f, 0x32]).unwrap();
+    hw.cpu.rip = 0x100;
+    hw.set_gpr(Gpr::Rcx, u64::from(msr));
+    assert_eq!(vcpu.handle(hw, board, posted, Exit::ReadMsr), Outcome::Continue);
+    match hw.cpu.injection.take() {
+        Some(event) => Err(event),
+        None => Ok(hw.gpr(Gpr::Rdx) << 32 | hw.gpr(Gpr::Rax)),
+    }
+}
+
+#[test]
+fn a_halted_vcpu_waits_for_its_timer_and_takes_its_interrupt() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x832, 2 << 17 | 0x31);
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x6e0, 5000);
+    board.memory.write(Gpa::new(0x100), &[0xf4]).unwrap();
+    hw.cpu.rip = 0x100;
+    assert_eq!(vcpu.handle(&mut hw, &board, &posted, Exit::Halt), Outcome::Continue);
+    assert_eq!(hw.cpu.rip, 0x101);
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Wait(Some(5000)));
+    board.counter.set(4999);
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Wait(Some(5000)));
+    board.counter.set(5000);
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+    assert_eq!(hw.cpu.injection, Some(Injection::Interrupt(0x31)));
+}
+
+#[test]
+fn with_an_offset_the_wait_is_in_the_hosts_terms() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[]);
+    hw.offset = 0u64.wrapping_sub(900);
+    let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x832, 2 << 17 | 0x31);
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x6e0, 5000);
+    board.memory.write(Gpa::new(0x100), &[0xf4]).unwrap();
+    hw.cpu.rip = 0x100;
+    vcpu.handle(&mut hw, &board, &posted, Exit::Halt);
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Wait(Some(5900)));
+}
+
+#[test]
+fn an_interrupt_that_cannot_be_taken_asks_for_a_window() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    hw.cpu.rflags = 2;
+    posted.post_vector(0x41, false);
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+    assert_eq!((hw.cpu.injection, hw.window), (None, Some(4)));
+    hw.cpu.rflags |= 1 << 9;
+    hw.shadow = true;
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+    assert_eq!((hw.cpu.injection, hw.window), (None, Some(4)));
+    hw.shadow = false;
+    assert_eq!(vcpu.handle(&mut hw, &board, &posted, Exit::InterruptWindow), Outcome::Continue);
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+    assert_eq!((hw.cpu.injection, hw.window), (Some(Injection::Interrupt(0x41)), None));
+}
+
+#[test]
+fn task_priority_holds_an_interrupt_until_it_is_lowered() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    hw.cr8 = 8;
+    vcpu.handle(&mut hw, &board, &posted, Exit::HostNmi);
+    posted.post_vector(0x41, false);
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+    assert_eq!((hw.cpu.injection, hw.window, hw.cr8), (None, Some(4), 8));
+    // mov cr8, eax, in 64-bit code only; here by its exit.
+    hw.cr8 = 3;
+    vcpu.handle(&mut hw, &board, &posted, Exit::InterruptWindow);
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+    assert_eq!(hw.cpu.injection, Some(Injection::Interrupt(0x41)));
+}
+
+#[test]
+fn an_event_whose_delivery_was_interrupted_goes_first() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    hw.interrupted = Some(Injection::Interrupt(0x33));
+    vcpu.handle(&mut hw, &board, &posted, Exit::HostNmi);
+    hw.interrupted = None;
+    posted.post_vector(0xf1, false);
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+    assert_eq!((hw.cpu.injection, hw.window), (Some(Injection::Interrupt(0x33)), Some(0xf)));
+}
+
+#[test]
+fn an_nmi_is_taken_once_until_the_guest_returns_from_it() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = boot_vcpu();
+    hw.cpu.rflags = 2;
+    posted.post_nmi();
+    vcpu.prepare(&mut hw, &board, &posted);
+    assert_eq!((hw.cpu.injection.take(), hw.nmi_return), (Some(Injection::Nmi), true));
+    posted.post_nmi();
+    vcpu.prepare(&mut hw, &board, &posted);
+    assert_eq!(hw.cpu.injection, None, "blocked");
+    vcpu.handle(&mut hw, &board, &posted, Exit::NmiReturn);
+    vcpu.prepare(&mut hw, &board, &posted);
+    assert_eq!(hw.cpu.injection, Some(Injection::Nmi));
+}
+
+#[test]
+fn start_up_begins_at_its_page_and_only_after_init() {
+    let board = TestBoard::new(Role::Root);
+    let mut hw = Hw::new(&board, &[]);
+    let mut vcpu = Vcpu::new(VcpuId(1), 1, false, 1_000_000_000, Arc::default());
+    let posted = Posted::new(1);
+    assert!(vcpu.is_parked());
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Wait(None));
+    posted.post_init();
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Wait(None));
+    assert_eq!(hw.resets, 1);
+    posted.post_startup(0x9a);
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+    let cs = hw.segment(SegmentName::Cs);
+    assert_eq!((hw.rip(), cs.selector, cs.base), (0, 0x9a00, 0x9_a000));
+    posted.post_startup(0x11);
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+    assert_eq!(hw.segment(SegmentName::Cs).selector, 0x9a00, "a running CPU ignores start-up");
+    assert!(!vcpu.is_parked());
+}
+
+#[test]
+fn a_cpu_is_parked_when_it_halts_with_its_apic_off() {
+    let board = TestBoard::new(Role::Root);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    board.memory.write(Gpa::new(0x100), &[0xf4]).unwrap();
+    hw.cpu.rip = 0x100;
+    vcpu.handle(&mut hw, &board, &posted, Exit::Halt);
+    assert!(!vcpu.is_parked(), "idle");
+    posted.post_nmi();
+    vcpu.prepare(&mut hw, &board, &posted);
+    hw.cpu.injection = None;
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x80f, 0xff);
+    assert!(!vcpu.is_parked(), "still executes");
+    board.memory.write(Gpa::new(0x100), &[0xf4]).unwrap();
+    hw.cpu.rip = 0x100;
+    vcpu.handle(&mut hw, &board, &posted, Exit::Halt);
+    assert!(vcpu.is_parked());
+}
+
+#[test]
+fn msrs_do_what_the_table_says() {
+    let board = TestBoard::new(Role::Root);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    let gp = Err(GENERAL_PROTECTION);
+    assert_eq!(read_msr(&mut vcpu, &mut hw, &board, &posted, 0xc001_0114), gp, "VM_CR");
+    assert_eq!(hw.cpu.rip, 0x100, "the fault is at the instruction");
+    assert_eq!(read_msr(&mut vcpu, &mut hw, &board, &posted, 0x2ff), Ok(0x2ff << 32 | 0x77));
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x2ff, 6);
+    assert_eq!(hw.cpu.injection, None, "dropped without a fault");
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x10, 5);
+    assert_eq!(hw.offset, 0, "the root cell's counter is the machine's");
+    assert_eq!(read_msr(&mut vcpu, &mut hw, &board, &posted, 0x10), Ok(1000));
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0xc000_0080, 1 << 12);
+    assert_eq!(hw.cpu.injection.take(), Some(GENERAL_PROTECTION), "SVME");
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0xc000_0080, 1 << 8 | 1);
+    assert_eq!((hw.cpu.injection, hw.efer()), (None, 1 << 8 | 1));
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x277, 2);
+    assert_eq!(hw.cpu.injection.take(), Some(GENERAL_PROTECTION), "a reserved memory type");
+    assert_eq!(vcpu.msr_faults, 3);
+
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x10, 5);
+    assert_eq!(hw.offset, 5u64.wrapping_sub(1000));
+    assert_eq!(read_msr(&mut vcpu, &mut hw, &board, &posted, 0x10), Ok(5));
+    assert_eq!(read_msr(&mut vcpu, &mut hw, &board, &posted, 0x2ff), Ok(0x806), "all write-back");
+    assert_eq!(read_msr(&mut vcpu, &mut hw, &board, &posted, 0x200), gp, "no ranges");
+}
+
+#[test]
+fn messages_and_ends_of_interrupts_reach_the_board() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x830, 1 << 32 | 0x4055);
+    let want = InterruptMessage {
+        destination: Destination::Physical(1),
+        mode: DeliveryMode::FIXED,
+        vector: 0x55,
+        level: false,
+    };
+    assert_eq!(board.sent.borrow()[..], [want]);
+    for (vector, level) in [(0x61, true), (0x71, false)] {
+        posted.post_vector(vector, level);
+        vcpu.prepare(&mut hw, &board, &posted);
+        assert_eq!(hw.cpu.injection.take(), Some(Injection::Interrupt(vector)));
+        write_msr(&mut vcpu, &mut hw, &board, &posted, 0x80b, 0);
+    }
+    assert_eq!(board.ended.borrow()[..], [0x61], "only the level-triggered one is told");
+}
+
+#[test]
+fn a_level_interrupt_for_an_apic_that_is_off_is_not_held_for_ever() {
+    let board = TestBoard::new(Role::Root);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = boot_vcpu();
+    posted.post_vector(0x61, true);
+    vcpu.prepare(&mut hw, &board, &posted);
+    assert_eq!(board.ended.borrow()[..], [0x61]);
+    assert_eq!(hw.cpu.injection, None);
+}
+
+#[test]
+fn ports_and_memory_reach_the_board_and_the_apic_its_page() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = boot_vcpu();
+    hw.set_gpr(Gpr::Rax, 0x1122_3344_5566_7788);
+    let access = PortAccess {
+        port: 0x3f8,
+        width: Width::Byte,
+        input: false,
+        string: false,
+        repeat: false,
+        next_rip: 0x102,
+    };
+    vcpu.handle(&mut hw, &board, &posted, Exit::Port(access));
+    assert_eq!((board.ports.borrow()[0], hw.cpu.rip), ((0x3f8, Width::Byte, Some(0x88)), 0x102));
+    for (width, want) in [
+        (Width::Byte, 0x1122_3344_5566_77ff),
+        (Width::Word, 0x1122_3344_5566_ffff),
+        (Width::Dword, 0xffff_ffff),
+    ] {
+        vcpu.handle(&mut hw, &board, &posted, Exit::Port(PortAccess { input: true, width, ..access }));
+        assert_eq!(hw.gpr(Gpr::Rax), want);
+    }
+    let fault = |gpa, write| {
+        Exit::NestedFault(NestedFault {
+            gpa: Gpa::new(gpa),
+            write,
+            execute: false,
+            table_walk: false,
+            present: false,
+        })
+    };
+    // mov eax, [0xfec00010]; mov eax, [0xfee00020]
+    for (gpa, want) in [(0xfec0_0010u64, 0x55), (0xfee0_0020, 0)] {
+        let mut code = std::vec![0xa1];
+        code.extend(u32::try_from(gpa).unwrap().to_le_bytes());
+        board.memory.write(Gpa::new(0x100), &code).unwrap();
+        hw.cpu.rip = 0x100;
+        assert_eq!(vcpu.handle(&mut hw, &board, &posted, fault(gpa, false)), Outcome::Continue);
+        assert_eq!((hw.gpr(Gpr::Rax), hw.cpu.rip), (want, 0x105));
+    }
+    assert_eq!(board.accesses.borrow()[..], [(0xfec0_0010, Width::Dword, None)]);
+}
+
+#[test]
+fn what_cannot_go_on_fails_the_cell_and_names_the_reason() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[0x0f, 0x0b]);
+    let (mut vcpu, posted) = boot_vcpu();
+    let mut failure = |exit| match vcpu.handle(&mut hw, &board, &posted, exit) {
+        Outcome::Failed(failure) => std::string::ToString::to_string(&failure),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(failure(Exit::Shutdown), "triple fault");
+    assert_eq!(failure(Exit::Unknown { code: 0x77 }), "unexpected exit 0x77");
+    let fault =
+        NestedFault { gpa: Gpa::new(0x9000), write: false, execute: true, table_walk: false, present: false };
+    assert_eq!(failure(Exit::NestedFault(fault)), "instructions at 0x9000, which is not RAM of the cell");
+    let walk = NestedFault { execute: false, table_walk: true, ..fault };
+    assert_eq!(failure(Exit::NestedFault(walk)), "page tables at 0x9000, which is not RAM of the cell");
+    let undecodable = failure(Exit::NestedFault(NestedFault { execute: false, ..fault }));
+    assert!(undecodable.starts_with("cannot carry out the instruction 0f 0b"), "{undecodable}");
+
+    let report = vcpu.report(&hw, &Failure::TripleFault, |ticks| ticks * 2);
+    assert_eq!((report.reason.as_str(), report.vcpu), ("triple fault", 0));
+    assert_eq!(report.exits.len(), 5);
+    assert_eq!((report.exits[0].reason.as_str(), report.exits[0].time_ns), ("shutdown", 2000));
+    assert!(report.registers.iter().any(|r| r.name == "rip" && r.value == 0x100));
+}
+
+#[test]
+fn the_rest_of_the_exits() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[0x0f, 0x01, 0xd9]);
+    let (mut vcpu, posted) = boot_vcpu();
+    vcpu.handle(&mut hw, &board, &posted, Exit::Hypercall(InstructionKind::Vmmcall));
+    assert_eq!((hw.gpr(Gpr::Rax).cast_signed(), hw.cpu.rip), (-1000, 0x103));
+    vcpu.handle(&mut hw, &board, &posted, Exit::Forbidden);
+    assert_eq!(hw.cpu.injection.take(), Some(UNDEFINED_OPCODE));
+    vcpu.handle(&mut hw, &board, &posted, Exit::Exception { vector: 17, error_code: 0 });
+    assert_eq!(hw.cpu.injection.take(), Some(Injection::Exception { vector: 17, error_code: Some(0) }));
+    board.memory.write(Gpa::new(0x100), &[0x0f, 0x01, 0xd1]).unwrap();
+    for (value, ok) in [(7u64, true), (5, false), (0xe7, false)] {
+        hw.cpu.rip = 0x100;
+        hw.set_gpr(Gpr::Rcx, 0);
+        hw.set_gpr(Gpr::Rax, value);
+        hw.set_gpr(Gpr::Rdx, 0);
+        vcpu.handle(&mut hw, &board, &posted, Exit::SetXcr);
+        assert_eq!((hw.cpu.injection.take().is_none(), hw.cpu.rip == 0x103), (ok, ok), "{value:#x}");
+    }
+    assert_eq!(hw.xcr0, 7);
+    board.memory.write(Gpa::new(0x100), &[0x0f, 0xa2]).unwrap();
+    hw.cpu.rip = 0x100;
+    hw.set_gpr(Gpr::Rax, 0x4000_0000);
+    vcpu.handle(&mut hw, &board, &posted, Exit::Cpuid);
+    assert_eq!((hw.gpr(Gpr::Rbx), hw.cpu.rip), (0x4b4d_564b, 0x102), "KVMK");
+}
