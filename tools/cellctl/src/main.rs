@@ -1,4 +1,38 @@
 //! `cellctl`: the root cell's management tool.
+//!
+//! It runs as root in the root cell's Linux and talks to the hypervisor over vsock.
+//! `cli` has the command line, `commands` one module per command, `client` the connection,
+//! `cell_file` what a cell is made of, `cpus` the root cell's CPU hotplug, `render` output.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod cell_file;
+mod cli;
+mod client;
+mod commands;
+mod cpus;
+mod exit;
+#[cfg(test)]
+mod fake_node;
+mod render;
+
+use clap::Parser as _;
+use exit::Exit;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nobody is left to be told if this fails.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(Exit::Usage as u8) } else { ExitCode::SUCCESS };
+        }
+    };
+    match commands::run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cellctl: {error}");
+            ExitCode::from(error.exit as u8)
+        }
+    }
+}

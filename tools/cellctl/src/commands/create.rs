@@ -1,0 +1,67 @@
+//! `create`: a cell from its file to *ready*.
+
+use super::Terminal;
+use crate::cell_file::CellFile;
+use crate::client::{Client, Connector, unexpected};
+use crate::cpus::Hotplug;
+use crate::exit::{Error, Exit};
+use crate::render;
+use bulkhead_abi::message::{Body, CellState, CellSummary, LoadKind, Reply, console_port};
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Makes the cell of a file. What was done is put back if something fails.
+pub(super) fn create<C: Connector>(
+    path: &Path,
+    client: &mut Client<C>,
+    hotplug: &Hotplug,
+    out: &mut Terminal<impl Write>,
+) -> Result<(), Error> {
+    let file = CellFile::read(path)?;
+    file.check_images()?;
+    let node = client.node()?;
+    let cpus = file.cpus.choose(&node)?;
+    let taken = hotplug.take_offline(&node, &cpus)?;
+    let cell = build(&file, &cpus, client).map_err(|error| error.and(hotplug.bring_online(&taken)))?;
+    let summary = CellSummary {
+        cell,
+        name: file.name,
+        state: CellState::READY,
+        cpus,
+        memory: file.memory,
+        console_port: file.console.then(|| console_port(cell)),
+    };
+    let text = || {
+        let CellSummary { name, cpus, memory, .. } = &summary;
+        format!("cell '{name}' is ready: CPUs {}, {} MiB\n", render::numbers(cpus), memory >> 20)
+    };
+    out.print(|| render::summary_json(&summary), text)
+}
+
+/// Has the hypervisor make the cell, and loads it. Returns its number.
+fn build<C: Connector>(file: &CellFile, cpus: &[u32], client: &mut Client<C>) -> Result<u32, Error> {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let wall_clock_ns = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
+    let spec = file.spec(cpus.to_vec(), wall_clock_ns);
+    let cell = match client.ask(Body::Create { spec })? {
+        Reply::Created { cell } => cell,
+        other => return Err(unexpected(&other)),
+    };
+    match load(file, cell, client) {
+        Ok(()) => Ok(cell),
+        Err(error) => Err(error.and(client.order(Body::Destroy { cell }))),
+    }
+}
+
+fn load<C: Connector>(file: &CellFile, cell: u32, client: &mut Client<C>) -> Result<(), Error> {
+    let initrd = file.initrd.as_ref().map(|path| (LoadKind::INITRD, path));
+    for (what, path) in [(LoadKind::KERNEL, &file.kernel)].into_iter().chain(initrd) {
+        let failed = |e: std::io::Error| Error::new(Exit::BadFile, format!("{}: {e}", path.display()));
+        let mut image = File::open(path).map_err(failed)?;
+        let size = image.metadata().map_err(failed)?.len();
+        client.load(cell, what, path, &mut image, size)?;
+    }
+    client.order(Body::LoadFinish { cell })
+}

@@ -1,0 +1,193 @@
+//! Commands against a fake node: the hypervisor's own management, without hardware.
+
+use super::*;
+use crate::cell_file::tests::kernel;
+use crate::cpus::tests::{fake_cpus, offline};
+use crate::exit::Exit;
+use crate::fake_node::{CPUS, FakeNode, TOKEN};
+use bulkhead_abi::message::LoadKind;
+use bulkhead_vmm::hal::CellId;
+use std::fs;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+struct Bench {
+    dir: TempDir,
+    node: FakeNode,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("cpu")).unwrap();
+        fake_cpus(&dir.path().join("cpu"), CPUS);
+        fs::write(dir.path().join("vmlinuz"), kernel()).unwrap();
+        fs::write(dir.path().join("initrd"), [1; 70_000]).unwrap();
+        let node = FakeNode::start(&dir.path().join("cpu"));
+        Self { dir, node }
+    }
+
+    fn file(&self, name: &str, cpus: &str, memory: &str) -> PathBuf {
+        let path = self.dir.path().join(format!("{name}.cell.toml"));
+        let boot = "[boot]\nkernel = \"vmlinuz\"\ninitrd = \"initrd\"";
+        let text = format!("name = \"{name}\"\ncpus = {cpus}\nmemory = \"{memory}\"\n{boot}\n");
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn offline(&self) -> Vec<u32> {
+        offline(&self.dir.path().join("cpu"), CPUS)
+    }
+
+    fn run(&self, command: Command, json: bool) -> Result<String, Error> {
+        let mut client = Client::open(self.node.clone(), TOKEN)?;
+        let input = fs::File::open("/dev/null").unwrap();
+        let mut out = Terminal { json, input, to: Vec::new() };
+        let hotplug = Hotplug::at(self.dir.path().join("cpu"));
+        carry_out(command, &mut client, &hotplug, &mut out)?;
+        Ok(String::from_utf8(out.to).unwrap())
+    }
+
+    fn json(&self, command: Command) -> Value {
+        serde_json::from_str(&self.run(command, true).unwrap()).unwrap()
+    }
+
+    /// The node, without what changes by itself.
+    fn node(&self) -> Value {
+        let mut node = self.json(Command::Node);
+        node["uptime_ns"].take();
+        node
+    }
+
+    fn fails(&self, command: Command, exit: Exit, words: &[&str]) {
+        let error = self.run(command, false).unwrap_err();
+        assert_eq!(error.exit, exit, "{error}");
+        for word in words {
+            assert!(error.to_string().contains(word), "{word}: {error}");
+        }
+    }
+}
+
+fn web() -> String {
+    "web".into()
+}
+
+#[test]
+fn a_cell_is_made_run_and_destroyed() {
+    let bench = Bench::new();
+    let before = bench.node();
+    let file = bench.file("web", "2", "16M");
+    assert!(bench.run(Command::Check { file: file.clone() }, false).unwrap().ends_with(": ok\n"));
+    assert_eq!(
+        bench.run(Command::Create { file }, false).unwrap(),
+        "cell 'web' is ready: CPUs 2, 3, 16 MiB\n"
+    );
+    assert_eq!(bench.offline(), [2, 3]);
+    let cell = CellId(1);
+    bench.node.platform(|p| assert_eq!(p.file(cell, LoadKind::KERNEL), Some(&kernel()[..])));
+    bench.node.platform(|p| assert_eq!(p.file(cell, LoadKind::INITRD), Some(&[1; 70_000][..])));
+    assert_eq!(bench.json(Command::List)[0]["state"], "ready");
+    bench.run(Command::Start { cell: web() }, false).unwrap();
+    bench.fails(Command::Start { cell: web() }, Exit::Conflict, &["'web' is running", "ready"]);
+    bench.fails(
+        Command::Destroy { cell: web(), force: false },
+        Exit::Conflict,
+        &["'web' is running", "stop it first"],
+    );
+    let shown = bench.json(Command::Show { cell: web() });
+    assert_eq!(shown["vcpus"][1]["exits"]["hlt"]["count"], 5);
+    bench.run(Command::Stop { cell: web() }, false).unwrap();
+    assert!(bench.run(Command::Show { cell: web() }, false).unwrap().contains("by request"));
+    bench.run(Command::Destroy { cell: web(), force: false }, false).unwrap();
+    assert_eq!(bench.offline(), [0; 0]);
+    let mut after = bench.node();
+    assert_eq!(after["generation"], 2);
+    after["generation"] = before["generation"].clone();
+    assert_eq!(after, before);
+}
+
+#[test]
+fn destroy_by_force_stops_first_and_leaves_other_cells_alone() {
+    let bench = Bench::new();
+    for (name, cpus) in [("web", "[3]"), ("db", "[1]")] {
+        bench.run(Command::Create { file: bench.file(name, cpus, "8M") }, false).unwrap();
+    }
+    bench.run(Command::Start { cell: web() }, false).unwrap();
+    bench.run(Command::Destroy { cell: web(), force: true }, false).unwrap();
+    assert_eq!(bench.offline(), [1]);
+    bench.fails(Command::Start { cell: web() }, Exit::NotFound, &["'web'", "db"]);
+}
+
+#[test]
+fn what_cannot_be_created_changes_nothing() {
+    let bench = Bench::new();
+    bench.run(Command::Create { file: bench.file("db", "[3]", "8M") }, false).unwrap();
+    let before = bench.node();
+    let create =
+        |name: &str, cpus: &str, memory: &str| Command::Create { file: bench.file(name, cpus, memory) };
+    bench.fails(create("web", "[2, 3]", "8M"), Exit::Conflict, &["has 3", "cell 'db'"]);
+    bench.fails(create("web", "[2, 9]", "8M"), Exit::Conflict, &["has 9", "1 to 3"]);
+    bench.fails(create("web", "3", "8M"), Exit::Conflict, &["cpus is 3", "up to 2"]);
+    bench.fails(create("web", "1", "64M"), Exit::Conflict, &["memory is 64 MiB", "56 MiB that are free"]);
+    bench.fails(create("db", "1", "8M"), Exit::Conflict, &["name 'db'"]);
+    bench.fails(create("web", "0", "8M"), Exit::BadFile, &["web.cell.toml:2: cpus is 0"]);
+    assert_eq!(bench.node(), before);
+    assert_eq!(bench.offline(), [3]);
+}
+
+#[test]
+fn a_failure_at_any_call_is_put_back() {
+    let bench = Bench::new();
+    let before = bench.node();
+    let create = || Command::Create { file: bench.file("web", "[2, 1]", "8M") };
+    let mut calls = 0;
+    loop {
+        bench.node.platform(|platform| platform.fail_after = Some(calls));
+        let result = bench.run(create(), false);
+        if bench.node.platform(|platform| platform.fail_after.take()).is_some() {
+            result.unwrap();
+            break;
+        }
+        let error = result.unwrap_err();
+        assert!(error.to_string().contains("told to fail"), "after {calls} calls: {error}");
+        assert_eq!(bench.offline(), [0; 0], "after {calls} calls");
+        let mut after = bench.node();
+        after["generation"] = before["generation"].clone();
+        assert_eq!(after, before, "after {calls} calls");
+        calls += 1;
+    }
+    // Claims of two CPUs, the building, two files and their end at the least.
+    assert!(calls >= 8, "{calls}");
+}
+
+#[test]
+fn a_wrong_token_is_told() {
+    let bench = Bench::new();
+    let other = bulkhead_abi::message::Token::new([0; 32]);
+    let error = Client::open(bench.node.clone(), other).err().unwrap();
+    assert_eq!(error.exit, Exit::NoNode);
+    assert!(error.to_string().contains("token"), "{error}");
+}
+
+#[test]
+fn the_log_is_printed() {
+    let bench = Bench::new();
+    assert_eq!(bench.run(Command::Log { follow: false }, false).unwrap(), "booted\n");
+}
+
+#[test]
+fn a_console_is_reached_by_its_cells_name() {
+    let bench = Bench::new();
+    bench.run(Command::Create { file: bench.file("web", "1", "8M") }, false).unwrap();
+    bench.run(Command::Start { cell: web() }, false).unwrap();
+    let console = |until: &str, timeout| {
+        Command::Console(crate::cli::ConsoleArgs {
+            cell: web(),
+            until: Some(until.into()),
+            timeout: Some(std::time::Duration::from_millis(timeout)),
+        })
+    };
+    let shown = bench.run(console("from the cell", 10_000), false).unwrap();
+    assert!(shown.starts_with("hello from the cell"), "{shown}");
+    bench.fails(console("goodbye", 50), Exit::Timeout, &["'web'", "goodbye"]);
+}
