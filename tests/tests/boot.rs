@@ -1,0 +1,114 @@
+//! Each way to boot a node, and machines that are refused, crippled or small.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bulkhead_tests::{Boot, End, Node, Outcome};
+
+const LIMIT: Duration = Duration::from_secs(180);
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The line in which the hypervisor refuses a machine.
+const REFUSED: &str = "Bulkhead cannot run here: ";
+
+/// Starts a node that is not to get as far as a root cell.
+fn refused(node: Node) -> Result<Outcome> {
+    node.memory("512M").limit(LIMIT).start(None)?.finish(|_| ())
+}
+
+/// Boots `node` and checks what its root cell says of it against what `cellctl` and the root cell's
+/// Linux do.
+fn reaches_the_root_cell(node: Node, boot: &str, cpus: usize) -> Result<()> {
+    let steps = node.limit(LIMIT).steps(&[
+        ("node", "cellctl node --json"),
+        ("text", "cellctl node"),
+        ("cpus", "nproc"),
+        ("kernel", "uname -s"),
+        ("log", "cellctl log"),
+    ])?;
+    let node = steps.json("node")?;
+    assert_eq!(node["boot"], boot, "{steps}");
+    assert_eq!(node["version"], VERSION, "{steps}");
+    assert_eq!(node["backend"], "svm", "{steps}");
+    assert_eq!(node["cpus"].as_array().map(Vec::len), Some(cpus), "{steps}");
+    let name = node["name"].as_str().context("the node has no name")?;
+    let memory = node["root_memory"].as_u64().context("the root cell has no memory")? >> 20;
+    // 2 GiB, less a pool of 512 MiB, the hypervisor and its bundle.
+    ensure!((1200..1536).contains(&memory), "the root cell has {memory} MiB\n{steps}");
+    let line = format!(
+        "bulkhead: root cell on {name}, hypervisor {VERSION}, boot={boot}, cpus={cpus}, memory={memory}M"
+    );
+    let lines = steps.outcome.console.lines().filter(|seen| seen.trim_end() == line).count();
+    assert_eq!(lines, 1, "{line}\n{}", steps.outcome);
+    assert_eq!(steps.ok("cpus")?, format!("{cpus}\n"), "{steps}");
+    assert_eq!(steps.ok("kernel")?, "Linux\n", "{steps}");
+    assert!(steps.ok("text")?.contains(&format!("boot      {boot}, svm")), "{steps}");
+    assert!(steps.ok("log")?.contains(&format!("booted by {boot}")), "{steps}");
+    Ok(())
+}
+
+#[test]
+fn pvh() -> Result<()> {
+    reaches_the_root_cell(Node::new("pvh", Boot::Pvh), "pvh", 4)
+}
+
+#[test]
+fn grub_on_bios() -> Result<()> {
+    reaches_the_root_cell(Node::new("grub-bios", Boot::GrubBios), "grub-bios", 4)
+}
+
+#[test]
+fn grub_on_uefi() -> Result<()> {
+    reaches_the_root_cell(Node::new("grub-uefi", Boot::GrubUefi), "grub-uefi", 4)
+}
+
+#[test]
+fn one_cpu_is_enough() -> Result<()> {
+    reaches_the_root_cell(Node::new("one-cpu", Boot::Pvh).cpus(1), "pvh", 1)
+}
+
+#[test]
+fn a_machine_without_x2apic_will_do() -> Result<()> {
+    reaches_the_root_cell(Node::new("xapic", Boot::Pvh).cpu_flag("-x2apic"), "pvh", 4)
+}
+
+#[test]
+fn an_svm_without_assists_will_do() -> Result<()> {
+    let node = Node::new("no-assists", Boot::Pvh).hypervisor_cmdline("svm.disable=nrips,decode,clean");
+    reaches_the_root_cell(node, "pvh", 4)
+}
+
+#[test]
+fn what_it_cannot_run_on_is_told_in_one_line() -> Result<()> {
+    let node = || Node::new("refused", Boot::Pvh);
+    let cases = [
+        (node().cpu_flag("-svm"), "this CPU has no AMD SVM (CPUID 8000_0001 ECX.2 is 0)"),
+        (node().cpu_flag("-npt"), "this CPU's SVM has no nested paging (CPUID 8000_000A EDX.0 is 0)"),
+        (
+            node().hypervisor_cmdline("svm.disable=nrips,magic"),
+            "svm.disable=magic: allowed are nrips, clean, decode",
+        ),
+    ];
+    for (node, why) in cases {
+        let outcome = refused(node)?;
+        let End::Died(line) = &outcome.end else { panic!("{outcome}") };
+        assert_eq!(line.split_once(REFUSED).map(|(_, reason)| reason), Some(why), "{outcome}");
+        let last = outcome.console.trim_end().lines().last().unwrap_or_default();
+        assert_eq!(last.trim_end(), line, "more came\n{outcome}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_panic_has_reason_cpu_and_backtrace_by_names() -> Result<()> {
+    let outcome = refused(Node::new("panicked", Boot::Pvh).hypervisor_cmdline("test.panic"))?;
+    assert!(matches!(&outcome.end, End::Died(why) if why.contains("PANIC on cpu0")), "{outcome}");
+    let (_, report) = outcome.console.split_once("bulkhead: PANIC").context("no panic")?;
+    assert!(report.contains("test.panic was asked for"), "{outcome}");
+    let (_, backtrace) = report.split_once("backtrace:").with_context(|| outcome.to_string())?;
+    // An inlined function has no frame; this one is called through a pointer.
+    assert!(backtrace.lines().any(|line| line.contains("bulkhead::bring_up+0x")), "{outcome}");
+    assert_eq!(outcome.console.trim_end().lines().last(), Some("bulkhead: halted"), "{outcome}");
+    Ok(())
+}
