@@ -47,6 +47,11 @@ pub(crate) fn counter() -> u64 {
     bulkhead_counter::read()
 }
 
+/// A value of the counter, in nanoseconds since boot.
+pub(crate) fn counter_to_ns(counter: u64) -> u64 {
+    ticks_to_ns(counter.saturating_sub(counter::boot_counter()))
+}
+
 /// A number of ticks of the counter, in nanoseconds.
 pub(crate) fn ticks_to_ns(ticks: u64) -> u64 {
     let ns = u128::from(ticks) * 1_000_000_000 / u128::from(counter::frequency_hz());

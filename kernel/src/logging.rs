@@ -100,6 +100,11 @@ pub(crate) fn release_serial() {
     SERIAL_RELEASED.store(true, Ordering::Relaxed);
 }
 
+/// Takes the serial port back, from a root cell that has failed.
+pub(crate) fn reclaim_serial() {
+    SERIAL_RELEASED.store(false, Ordering::Relaxed);
+}
+
 /// Copies what the log holds from `position` (0 for all) on. Returns the position of the
 /// first byte copied, which is later than asked for when that has been overwritten, and
 /// how many were copied.

@@ -1,6 +1,7 @@
 //! The root cell: the machine, less what the hypervisor keeps, and the Linux that gets it.
 
 use crate::host::{self, HostIoApic, HostMachine};
+use crate::logging;
 use crate::machine::Machine;
 use crate::memory::access;
 use crate::stage2::{Access, Stage2};
@@ -179,6 +180,8 @@ impl RootCell {
 
     /// The root cell cannot go on, and with it the node: says why, and resets the machine.
     pub(crate) fn failed(&self, report: &FailureReport) -> ! {
+        // Nobody can ask for the log any more.
+        logging::reclaim_serial();
         log::error!("the root cell failed at vcpu{}: {}", report.vcpu, report.reason);
         for line in report.registers.chunks(4) {
             let mut text = String::new();

@@ -185,7 +185,7 @@ fn run_root<B: Backend>(node: &Node, control: &CpuControl, cpu: CpuId, backend: 
         }) {
             Ok(()) => {}
             Err(failure) => {
-                let report = vcpu.report(&hw, &failure, host::ticks_to_ns);
+                let report = vcpu.report(&hw, &failure, host::counter_to_ns);
                 root.failed(&report);
             }
         }
@@ -211,7 +211,7 @@ fn run_guest<B: Backend>(node: &Node, cpu: CpuId, cell: &GuestCell, id: VcpuId, 
             stray_interrupt(node, cpu, vector, level);
         });
         if let Err(failure) = result {
-            cell.fail(vcpu.report(&hw, &failure, host::ticks_to_ns), id, failure);
+            cell.fail(vcpu.report(&hw, &failure, host::counter_to_ns), id, failure);
         }
         if cell.board.take_output_notification() {
             node.attend();

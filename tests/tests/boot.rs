@@ -112,3 +112,27 @@ fn a_panic_has_reason_cpu_and_backtrace_by_names() -> Result<()> {
     assert_eq!(outcome.console.trim_end().lines().last(), Some("bulkhead: halted"), "{outcome}");
     Ok(())
 }
+
+#[test]
+fn a_root_cell_that_fails_says_why_before_the_machine_is_reset() -> Result<()> {
+    // Told to, Linux ends by a triple fault.
+    let outcome = Node::new("root-fails", Boot::Pvh)
+        .cpus(1)
+        .root_cmdline("reboot=t")
+        .limit(LIMIT)
+        .run("reboot -f; while :; do :; done")?;
+    assert!(matches!(outcome.end, End::Died(_)), "{outcome}");
+    let (_, report) = outcome
+        .console
+        .split_once("the root cell failed at vcpu0: triple fault")
+        .with_context(|| outcome.to_string())?;
+    assert!(report.contains(" rip ") && report.contains(" cr3 "), "{outcome}");
+    // The last exit is the fault, at about the time of the report, in the same clock.
+    let last = report.trim_end().lines().last().unwrap_or_default();
+    let words = last.split_whitespace().collect::<Vec<_>>();
+    let at = words.iter().position(|word| *word == "shutdown").with_context(|| outcome.to_string())?;
+    let exit_ns = words[at - 2].parse::<f64>()?;
+    let said_s = last.split(['[', ']']).nth(1).context("no time")?.trim().parse::<f64>()?;
+    assert!((0.0..1.0).contains(&(said_s - exit_ns / 1e9)), "{last}");
+    Ok(())
+}
