@@ -154,7 +154,7 @@ add_backports() {
 
 # add_packages: installs what is missing.
 add_packages() {
-    local need packages=() install=(apt-get install --no-install-recommends)
+    local need packages=() newer=() backports
     export DEBIAN_FRONTEND=noninteractive LC_ALL=C
     say "refreshing the package index"
     apt-get -qq update
@@ -170,12 +170,23 @@ add_packages() {
     if [[ " $missing " == *' qemu '* ]] && [ "$(version_part qemu-system-x86 1)" -lt $oldest_qemu ]; then
         backports=$(codename)-backports
         apt-cache policy | grep -q "n=$backports,\|a=$backports," || add_backports
-        packages=("${packages[@]/#qemu-system-x86/qemu-system-x86/$backports}")
+        # By itself, for what it depends on has to come from there too, and nothing else may.
+        newer=(-t "$backports" qemu-system-x86)
+        for need in "${!packages[@]}"; do
+            [ "${packages[need]}" != qemu-system-x86 ] || unset "packages[need]"
+        done
     fi
-    say "adding ${packages[*]}"
-    "${install[@]}" --assume-no "${packages[@]}" 2>/dev/null |
+    [ ${#packages[@]} = 0 ] || install "${packages[@]}"
+    [ ${#newer[@]} = 0 ] || install "${newer[@]}"
+}
+
+# install [OPTION]... PACKAGE...: says what that adds, and adds it.
+install() {
+    local install=(apt-get install --no-install-recommends)
+    say "adding $*"
+    "${install[@]}" --assume-no "$@" 2>/dev/null |
         sed -n -e '/newly installed/p' -e '/^Need to get/p' -e '/disk space/p' | sed 's/^/setup:   /' >&2 || true
-    "${install[@]}" -qq -y "${packages[@]}" >/dev/null
+    "${install[@]}" -qq -y "$@" >/dev/null
 }
 
 # ---- The work ------------------------------------------------------------------------------------
