@@ -173,6 +173,8 @@ pub struct SvmCpu {
     host_physical: u64,
     registers: GuestRegisters,
     features: SvmFeatures,
+    /// The interrupt in `V_IRQ` at the entry, until somebody has asked what became of it.
+    offered: Option<u8>,
     _permissions: Arc<Permissions>,
 }
 
@@ -217,6 +219,9 @@ impl SvmCpu {
         control.msrpm_base_pa = physical(host.physical_of, &*permissions.msrs);
         control.guest_asid = 1;
         control.v_intr_masking = 1;
+        // Whether an interrupt has the priority is decided before it is offered, by the model
+        // of the local APIC; a write of CR8 that could change that exits.
+        control.v_intr_prio = vmcb::V_IGN_TPR;
         control.np_enable = 1;
         control.n_cr3 = nested_root.raw();
         // PAT after reset (APM 7.8.2).
@@ -227,6 +232,7 @@ impl SvmCpu {
             host_physical: physical(host.physical_of, &*host.extra_state),
             registers: GuestRegisters::default(),
             features: host.features,
+            offered: None,
             _permissions: permissions,
         };
         cpu.reset();
@@ -396,26 +402,29 @@ impl VirtualCpu for SvmCpu {
         exits::decode_event(self.vmcb.control.exitintinfo)
     }
 
-    fn request_interrupt_window(&mut self, class: Option<u8>) {
-        // CR8 is watched along with it: a write may be what opens the window, and which
-        // interrupt is to be taken then has to be decided anew.
+    fn offer_interrupt(&mut self, vector: Option<u8>) {
+        let control = &mut self.vmcb.control;
+        let (v_irq, v_intr_vector) = (u8::from(vector.is_some()), vector.unwrap_or(0));
+        if (control.v_irq, control.v_intr_vector) != (v_irq, v_intr_vector) {
+            (control.v_irq, control.v_intr_vector) = (v_irq, v_intr_vector);
+            self.dirty(clean::TPR);
+        }
+        self.offered = vector;
+    }
+
+    fn take_taken_interrupt(&mut self) -> Option<u8> {
+        let control = &self.vmcb.control;
+        let waits = control.v_irq != 0 || exits::is_interrupted_interrupt(control.exitintinfo);
+        self.offered.take().filter(|_| !waits)
+    }
+
+    fn watch_cr8(&mut self, on: bool) {
         const WRITE_CR8: u16 = 1 << 8;
         let control = &mut self.vmcb.control;
-        match class {
-            Some(class) => {
-                control.v_irq = 1;
-                control.v_intr_prio = class & 0xf;
-                control.intercept_misc1 |= misc1::VINTR;
-                control.intercept_cr_write |= WRITE_CR8;
-            }
-            None if control.v_irq != 0 => {
-                control.v_irq = 0;
-                control.intercept_misc1 &= !misc1::VINTR;
-                control.intercept_cr_write &= !WRITE_CR8;
-            }
-            None => return,
+        if on != (control.intercept_cr_write & WRITE_CR8 != 0) {
+            control.intercept_cr_write ^= WRITE_CR8;
+            self.dirty(clean::I);
         }
-        self.dirty(clean::I | clean::TPR);
     }
 
     fn request_nmi_return(&mut self, on: bool) {
@@ -432,8 +441,10 @@ impl VirtualCpu for SvmCpu {
     }
 
     fn set_cr8(&mut self, class: u8) {
-        self.vmcb.control.v_tpr = class & 0xf;
-        self.dirty(clean::TPR);
+        if self.vmcb.control.v_tpr != class & 0xf {
+            self.vmcb.control.v_tpr = class & 0xf;
+            self.dirty(clean::TPR);
+        }
     }
 
     fn set_counter_offset(&mut self, offset: u64) {
@@ -478,7 +489,8 @@ impl VirtualCpu for SvmCpu {
         (control.eventinj, control.exitintinfo, control.interrupt_shadow) = (0, 0, 0);
         control.v_tpr = 0;
         control.clean = 0;
-        self.request_interrupt_window(None);
+        self.offer_interrupt(None);
+        self.watch_cr8(false);
         self.request_nmi_return(false);
     }
 

@@ -47,8 +47,6 @@ pub enum Exit {
     HostInterrupt,
     /// A non-maskable interrupt of the machine; the hypervisor has taken it.
     HostNmi,
-    /// The guest can take an interrupt now, as was asked for.
-    InterruptWindow,
     /// The guest is about to return from an NMI, as was asked for.
     NmiReturn,
     /// `CPUID`.
@@ -113,16 +111,13 @@ const fn row(name: &'static str, what: &'static str, done: &'static str, why: &'
 
 /// All kinds of exits, in the order of [`Exit::kind`].
 #[rustfmt::skip]
-pub const EXIT_TABLE: [ExitRow; 20] = [
+pub const EXIT_TABLE: [ExitRow; 19] = [
     row("interrupt", "an interrupt of the machine arrived",
         "the CPU's handlers take it; a device's goes on to the root cell's virtual local APIC",
         "the machine's interrupts are the hypervisor's first: its timer and its kicks are among them"),
     row("nmi", "a non-maskable interrupt of the machine arrived",
         "counted; the CPU stops when another one has panicked",
         "the machine's NMIs are the hypervisor's"),
-    row("interrupt-window", "the guest became able to take an interrupt, as was asked for",
-        "the interrupt is injected at the next entry",
-        "an interrupt waits while IF is 0, in a shadow, or behind the task priority"),
     row("nmi-return", "IRET, while an NMI is in service",
         "the next NMI may be injected",
         "until then NMIs are blocked, as on a CPU"),
@@ -187,24 +182,23 @@ impl Exit {
         match self {
             Self::HostInterrupt => 0,
             Self::HostNmi => 1,
-            Self::InterruptWindow => 2,
-            Self::NmiReturn => 3,
-            Self::Cpuid => 4,
-            Self::Halt => 5,
-            Self::ReadMsr => 6,
-            Self::WriteMsr => 7,
-            Self::SetXcr => 8,
-            Self::Hypercall(_) => 9,
-            Self::CacheInvalidate(_) => 10,
-            Self::Forbidden => 11,
-            Self::WriteCr8 => 12,
-            Self::Exception { .. } => 13,
-            Self::Port(_) => 14,
-            Self::NestedFault(_) => 15,
-            Self::Shutdown => 16,
-            Self::HostInit => 17,
-            Self::InvalidState => 18,
-            Self::Unknown { .. } => 19,
+            Self::NmiReturn => 2,
+            Self::Cpuid => 3,
+            Self::Halt => 4,
+            Self::ReadMsr => 5,
+            Self::WriteMsr => 6,
+            Self::SetXcr => 7,
+            Self::Hypercall(_) => 8,
+            Self::CacheInvalidate(_) => 9,
+            Self::Forbidden => 10,
+            Self::WriteCr8 => 11,
+            Self::Exception { .. } => 12,
+            Self::Port(_) => 13,
+            Self::NestedFault(_) => 14,
+            Self::Shutdown => 15,
+            Self::HostInit => 16,
+            Self::InvalidState => 17,
+            Self::Unknown { .. } => 18,
         }
     }
 }
@@ -222,12 +216,21 @@ pub trait VirtualCpu: CpuState {
     /// The bytes of the instruction that made the last exit, where the CPU tells.
     fn instruction_bytes(&self) -> Option<&[u8]>;
 
-    /// An event whose delivery the last exit interrupted, and which must be injected again.
+    /// An event, but for offered interrupts, whose delivery the last exit interrupted, and which
+    /// must be injected again.
     fn interrupted_event(&self) -> Option<Injection>;
 
-    /// Asks for [`Exit::InterruptWindow`] as soon as the guest can take an interrupt of
-    /// priority class `class` (vector >> 4), or for no such exit.
-    fn request_interrupt_window(&mut self, class: Option<u8>);
+    /// Offers the guest the external interrupt `vector`, or none, in place of what was offered
+    /// before. The CPU takes it once RFLAGS.IF is 1 and no shadow is left, be that at the entry
+    /// or long after it, without an exit.
+    fn offer_interrupt(&mut self, vector: Option<u8>);
+
+    /// The offered interrupt, if the guest has taken it since it was entered: told once. One
+    /// whose delivery did not come to its end, for the exit came between, was not taken.
+    fn take_taken_interrupt(&mut self) -> Option<u8>;
+
+    /// Asks for [`Exit::WriteCr8`] at each write of CR8, or for no such exit.
+    fn watch_cr8(&mut self, on: bool);
 
     /// Asks for [`Exit::NmiReturn`] at the guest's next `IRET`, or for no such exit.
     fn request_nmi_return(&mut self, on: bool);
@@ -283,7 +286,6 @@ mod tests {
         let exits = [
             (Exit::HostInterrupt, "interrupt"),
             (Exit::HostNmi, "nmi"),
-            (Exit::InterruptWindow, "interrupt-window"),
             (Exit::NmiReturn, "nmi-return"),
             (Exit::Cpuid, "cpuid"),
             (Exit::Halt, "halt"),

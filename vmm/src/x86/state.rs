@@ -125,11 +125,10 @@ pub const EFER_NXE: u64 = 1 << 11;
 /// `EFER.SVME`.
 pub const EFER_SVME: u64 = 1 << 12;
 
-/// An event to be injected at the next entry.
+/// An event to be injected at the next entry. External interrupts are none: they are offered
+/// to the CPU, which takes them when it can.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Injection {
-    /// An external interrupt; the guest must be able to take it now.
-    Interrupt(u8),
     /// A non-maskable interrupt.
     Nmi,
     /// An exception, with an error code where the vector has one.

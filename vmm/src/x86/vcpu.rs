@@ -227,7 +227,7 @@ impl Vcpu {
     }
 
     /// Makes everything ready for an entry: takes what others have posted, fires the timer,
-    /// chooses what to inject.
+    /// chooses what to inject and to offer.
     pub fn prepare<H: VirtualCpu, B: Board>(&mut self, hw: &mut H, board: &B, posted: &Posted) -> Readiness {
         let host_counter = board.host_counter();
         let events = posted.take_events();
@@ -270,35 +270,20 @@ impl Vcpu {
             Activity::Running => {}
         }
 
-        hw.set_cr8(self.apic.tpr() >> 4);
-        if !hw.injection_pending() {
-            if nmi {
-                self.nmi_pending = false;
-                self.nmi_blocked = true;
-                hw.inject(Injection::Nmi);
-                hw.request_nmi_return(true);
-            } else if hw.interruptible()
-                && let Some(vector) = self.apic.deliverable()
-            {
-                self.apic.acknowledge(vector);
-                hw.inject(Injection::Interrupt(vector));
-            }
+        if nmi && !hw.injection_pending() {
+            self.nmi_pending = false;
+            self.nmi_blocked = true;
+            hw.inject(Injection::Nmi);
+            hw.request_nmi_return(true);
         }
-        hw.request_interrupt_window(self.window_class());
+        hw.set_cr8(self.apic.tpr() >> 4);
+        hw.offer_interrupt(self.apic.deliverable());
+        // A write of CR8 may let through, or hold back, what waits.
+        hw.watch_cr8(self.apic.highest_requested().is_some());
         if let Some((kind, since)) = self.last_exit.take() {
             self.counts.count(kind, host_counter.saturating_sub(since));
         }
         Readiness::Enter
-    }
-
-    /// The class of the interrupt that waits for the guest to become able to take it: by
-    /// RFLAGS.IF, the end of a shadow, or a lower task priority.
-    fn window_class(&self) -> Option<u8> {
-        if let Some(vector) = self.apic.deliverable() {
-            return Some(vector >> 4);
-        }
-        let class = self.apic.highest_requested()? >> 4;
-        (class <= self.apic.tpr() >> 4).then_some(class)
     }
 
     /// The host counter at which the vCPU's timer fires.
@@ -316,6 +301,9 @@ impl Vcpu {
         exit: Exit,
     ) -> Outcome {
         self.record(hw, board, &exit);
+        if let Some(vector) = hw.take_taken_interrupt() {
+            self.apic.acknowledge(vector);
+        }
         if hw.cr8() != self.apic.tpr() >> 4 {
             self.apic.set_tpr(hw.cr8() << 4);
         }
@@ -324,7 +312,7 @@ impl Vcpu {
         }
         let done = match exit {
             Exit::HostInterrupt => return Outcome::TakeHostInterrupt,
-            Exit::HostNmi | Exit::HostInit | Exit::InterruptWindow => Ok(()),
+            Exit::HostNmi | Exit::HostInit => Ok(()),
             Exit::NmiReturn => {
                 self.nmi_blocked = false;
                 hw.request_nmi_return(false);

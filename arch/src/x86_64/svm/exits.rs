@@ -1,9 +1,7 @@
 //! SVM's exit codes and event formats, told in terms that all vendors share (AMD APM vol. 2,
 //! appendix C and 15.20). Pure: built and tested on any host.
 
-use super::vmcb::{
-    EVENT_ERROR_CODE, EVENT_EXCEPTION, EVENT_INTR, EVENT_NMI, EVENT_SOFTWARE, EVENT_TYPE, EVENT_VALID, Vmcb,
-};
+use super::vmcb::{EVENT_ERROR_CODE, EVENT_EXCEPTION, EVENT_INTR, EVENT_NMI, EVENT_TYPE, EVENT_VALID, Vmcb};
 use bulkhead_vmm::device::bus::Width;
 use bulkhead_vmm::memory::address::Gpa;
 use bulkhead_vmm::x86::emulate::InstructionKind;
@@ -22,7 +20,6 @@ impl ExitCode {
     pub const INTR: Self = Self(0x060);
     pub const NMI: Self = Self(0x061);
     pub const INIT: Self = Self(0x063);
-    pub const VINTR: Self = Self(0x064);
     pub const RDPMC: Self = Self(0x06f);
     pub const CPUID: Self = Self(0x072);
     pub const IRET: Self = Self(0x074);
@@ -59,7 +56,6 @@ pub fn decode(vmcb: &Vmcb) -> Exit {
         ExitCode::INTR => Exit::HostInterrupt,
         ExitCode::NMI => Exit::HostNmi,
         ExitCode::INIT => Exit::HostInit,
-        ExitCode::VINTR => Exit::InterruptWindow,
         ExitCode::IRET => Exit::NmiReturn,
         ExitCode::CPUID => Exit::Cpuid,
         ExitCode::HLT => Exit::Halt,
@@ -124,7 +120,6 @@ fn port_access(info1: u64, info2: u64) -> Option<PortAccess> {
 #[must_use]
 pub const fn encode_event(event: Injection) -> u64 {
     match event {
-        Injection::Interrupt(vector) => EVENT_VALID | EVENT_INTR | vector as u64,
         Injection::Nmi => EVENT_VALID | EVENT_NMI | 2,
         Injection::Exception { vector, error_code: None } => EVENT_VALID | EVENT_EXCEPTION | vector as u64,
         Injection::Exception { vector, error_code: Some(code) } => {
@@ -133,8 +128,16 @@ pub const fn encode_event(event: Injection) -> u64 {
     }
 }
 
-/// The event in `EXITINTINFO`, if it must be injected again. A software interrupt need not:
-/// RIP still points at its instruction, which is executed anew.
+/// Whether `EXITINTINFO` tells of an external interrupt, offered by `V_IRQ`, whose delivery did
+/// not come to its end.
+#[must_use]
+pub const fn is_interrupted_interrupt(info: u64) -> bool {
+    info & (EVENT_VALID | EVENT_TYPE) == EVENT_VALID | EVENT_INTR
+}
+
+/// The event in `EXITINTINFO`, if it must be injected again. A software interrupt need not: RIP
+/// still points at its instruction, which is executed anew. Nor need an external one: it waits
+/// in IRR until it was taken.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "fields of the register")]
 pub const fn decode_event(info: u64) -> Option<Injection> {
@@ -143,7 +146,6 @@ pub const fn decode_event(info: u64) -> Option<Injection> {
     }
     let vector = info as u8;
     match info & EVENT_TYPE {
-        EVENT_INTR => Some(Injection::Interrupt(vector)),
         EVENT_NMI => Some(Injection::Nmi),
         EVENT_EXCEPTION => {
             // INT3 and INTO are re-executed like INTn (APM 15.20).
@@ -153,7 +155,6 @@ pub const fn decode_event(info: u64) -> Option<Injection> {
             let error_code = if info & EVENT_ERROR_CODE != 0 { Some((info >> 32) as u32) } else { None };
             Some(Injection::Exception { vector, error_code })
         }
-        EVENT_SOFTWARE => None,
         _ => None,
     }
 }
@@ -226,7 +227,6 @@ mod tests {
     #[test]
     fn events_survive_the_round_trip() {
         for event in [
-            Injection::Interrupt(0x31),
             Injection::Nmi,
             Injection::Exception { vector: 14, error_code: Some(0x17) },
             Injection::Exception { vector: 6, error_code: None },
@@ -235,6 +235,11 @@ mod tests {
         }
         assert_eq!(decode_event(0x8000_0421), None, "int 0x21 is executed again");
         assert_eq!(decode_event(0x8000_0303), None, "int3 is executed again");
-        assert_eq!(decode_event(0x31), None, "not valid");
+        assert_eq!(decode_event(0x8000_0031), None, "interrupt 0x31 is offered again");
+        assert_eq!(decode_event(0x306), None, "not valid");
+        assert!(is_interrupted_interrupt(0x8000_0031));
+        for info in [0x31, 0x8000_0306, 0x8000_0202, 0x8000_0421] {
+            assert!(!is_interrupted_interrupt(info), "{info:#x}");
+        }
     }
 }

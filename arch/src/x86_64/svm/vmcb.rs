@@ -169,7 +169,6 @@ pub mod misc1 {
     pub const NMI: u32 = 1 << 1;
     pub const SMI: u32 = 1 << 2;
     pub const INIT: u32 = 1 << 3;
-    pub const VINTR: u32 = 1 << 4;
     pub const RDPMC: u32 = 1 << 15;
     pub const CPUID: u32 = 1 << 18;
     pub const IRET: u32 = 1 << 20;
@@ -217,6 +216,8 @@ pub mod clean {
     pub const ALL: u32 = 0xfff;
 }
 
+/// Bit of `v_intr_prio`: `V_IRQ` is taken whatever `V_TPR` is (APM table B-1, offset 060h, bit 20).
+pub const V_IGN_TPR: u8 = 1 << 4;
 /// Valid bit of `eventinj` and `exitintinfo` (APM 15.20).
 pub const EVENT_VALID: u64 = 1 << 31;
 /// Error-code-valid bit of `eventinj` and `exitintinfo`.
@@ -227,8 +228,6 @@ pub const EVENT_INTR: u64 = 0 << 8;
 pub const EVENT_NMI: u64 = 2 << 8;
 /// Event type: exception.
 pub const EVENT_EXCEPTION: u64 = 3 << 8;
-/// Event type: software interrupt (INTn).
-pub const EVENT_SOFTWARE: u64 = 4 << 8;
 /// Mask of the event type.
 pub const EVENT_TYPE: u64 = 7 << 8;
 

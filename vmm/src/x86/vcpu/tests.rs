@@ -11,7 +11,9 @@ use std::vec::Vec;
 /// A CPU whose entries return what was put in line.
 struct Hw {
     cpu: FakeCpu,
-    window: Option<u8>,
+    offered: Option<u8>,
+    taken: Option<u8>,
+    cr8_watched: bool,
     nmi_return: bool,
     cr8: u8,
     offset: u64,
@@ -30,7 +32,9 @@ impl Hw {
         cpu.rflags = 2 | 1 << 9;
         Self {
             cpu,
-            window: None,
+            offered: None,
+            taken: None,
+            cr8_watched: false,
             nmi_return: false,
             cr8: 0,
             offset: 0,
@@ -39,6 +43,12 @@ impl Hw {
             shadow: false,
             xcr0: 1,
         }
+    }
+
+    /// The guest takes the interrupt that it is offered.
+    fn take_interrupt(&mut self) -> Option<u8> {
+        self.taken = self.offered.take();
+        self.taken
     }
 }
 
@@ -111,8 +121,15 @@ impl VirtualCpu for Hw {
     fn interrupted_event(&self) -> Option<Injection> {
         self.interrupted
     }
-    fn request_interrupt_window(&mut self, class: Option<u8>) {
-        self.window = class;
+    fn offer_interrupt(&mut self, vector: Option<u8>) {
+        assert_eq!(self.taken, None, "what was taken must be asked for first");
+        self.offered = vector;
+    }
+    fn take_taken_interrupt(&mut self) -> Option<u8> {
+        self.taken.take()
+    }
+    fn watch_cr8(&mut self, on: bool) {
+        self.cr8_watched = on;
     }
     fn request_nmi_return(&mut self, on: bool) {
         self.nmi_return = on;
@@ -282,7 +299,7 @@ fn a_halted_vcpu_waits_for_its_timer_and_takes_its_interrupt() {
     assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Wait(Some(5000)));
     board.counter.set(5000);
     assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
-    assert_eq!(hw.cpu.injection, Some(Injection::Interrupt(0x31)));
+    assert_eq!(hw.offered, Some(0x31));
 }
 
 #[test]
@@ -300,22 +317,32 @@ fn with_an_offset_the_wait_is_in_the_hosts_terms() {
 }
 
 #[test]
-fn an_interrupt_that_cannot_be_taken_asks_for_a_window() {
+fn an_interrupt_is_requested_until_the_guest_has_taken_it() {
     let board = TestBoard::new(Role::Guest);
     let mut hw = Hw::new(&board, &[]);
     let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    // IRR and ISR of vectors 0x40..0x60.
+    let state = |vcpu: &mut Vcpu, hw: &mut Hw| {
+        [0x822, 0x812].map(|msr| read_msr(vcpu, hw, &board, &posted, msr).unwrap())
+    };
     hw.cpu.rflags = 2;
     posted.post_vector(0x41, false);
-    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
-    assert_eq!((hw.cpu.injection, hw.window), (None, Some(4)));
-    hw.cpu.rflags |= 1 << 9;
-    hw.shadow = true;
-    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
-    assert_eq!((hw.cpu.injection, hw.window), (None, Some(4)));
-    hw.shadow = false;
-    assert_eq!(vcpu.handle(&mut hw, &board, &posted, Exit::InterruptWindow), Outcome::Continue);
-    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
-    assert_eq!((hw.cpu.injection, hw.window), (Some(Injection::Interrupt(0x41)), None));
+    for _ in 0..3 {
+        assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+        assert_eq!((hw.cpu.injection, hw.offered), (None, Some(0x41)));
+        assert_eq!(state(&mut vcpu, &mut hw), [2, 0], "not taken: IF is 0, or its delivery was interrupted");
+    }
+    // A higher one comes before it was taken: that one is offered in its place.
+    posted.post_vector(0x52, false);
+    vcpu.prepare(&mut hw, &board, &posted);
+    assert_eq!(hw.take_interrupt(), Some(0x52));
+    assert_eq!(state(&mut vcpu, &mut hw), [2, 1 << 18]);
+    vcpu.prepare(&mut hw, &board, &posted);
+    assert_eq!(hw.offered, None, "0x52 is in service");
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x80b, 0);
+    vcpu.prepare(&mut hw, &board, &posted);
+    assert_eq!(hw.take_interrupt(), Some(0x41));
+    assert_eq!(state(&mut vcpu, &mut hw), [0, 2]);
 }
 
 #[test]
@@ -323,16 +350,22 @@ fn task_priority_holds_an_interrupt_until_it_is_lowered() {
     let board = TestBoard::new(Role::Guest);
     let mut hw = Hw::new(&board, &[]);
     let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    vcpu.prepare(&mut hw, &board, &posted);
+    assert!(!hw.cr8_watched, "nothing waits");
+    // mov cr8, eax, in 64-bit code only; here by what it does.
     hw.cr8 = 8;
     vcpu.handle(&mut hw, &board, &posted, Exit::HostNmi);
     posted.post_vector(0x41, false);
     assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
-    assert_eq!((hw.cpu.injection, hw.window, hw.cr8), (None, Some(4), 8));
-    // mov cr8, eax, in 64-bit code only; here by its exit.
+    assert_eq!((hw.offered, hw.cr8_watched, hw.cr8), (None, true, 8));
     hw.cr8 = 3;
-    vcpu.handle(&mut hw, &board, &posted, Exit::InterruptWindow);
+    vcpu.handle(&mut hw, &board, &posted, Exit::HostNmi);
     assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
-    assert_eq!(hw.cpu.injection, Some(Injection::Interrupt(0x41)));
+    assert_eq!((hw.offered, hw.cr8_watched), (Some(0x41), true));
+    hw.take_interrupt();
+    vcpu.handle(&mut hw, &board, &posted, Exit::HostNmi);
+    vcpu.prepare(&mut hw, &board, &posted);
+    assert!(!hw.cr8_watched);
 }
 
 #[test]
@@ -340,12 +373,16 @@ fn an_event_whose_delivery_was_interrupted_goes_first() {
     let board = TestBoard::new(Role::Guest);
     let mut hw = Hw::new(&board, &[]);
     let (mut vcpu, posted) = x2apic(&board, &mut hw);
-    hw.interrupted = Some(Injection::Interrupt(0x33));
+    let event = Injection::Exception { vector: 14, error_code: Some(2) };
+    hw.interrupted = Some(event);
     vcpu.handle(&mut hw, &board, &posted, Exit::HostNmi);
     hw.interrupted = None;
     posted.post_vector(0xf1, false);
+    posted.post_nmi();
     assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
-    assert_eq!((hw.cpu.injection, hw.window), (Some(Injection::Interrupt(0x33)), Some(0xf)));
+    assert_eq!((hw.cpu.injection.take(), hw.offered), (Some(event), Some(0xf1)));
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+    assert_eq!((hw.cpu.injection, hw.offered), (Some(Injection::Nmi), Some(0xf1)));
 }
 
 #[test]
@@ -454,7 +491,7 @@ fn messages_and_ends_of_interrupts_reach_the_board() {
     for (vector, level) in [(0x61, true), (0x71, false)] {
         posted.post_vector(vector, level);
         vcpu.prepare(&mut hw, &board, &posted);
-        assert_eq!(hw.cpu.injection.take(), Some(Injection::Interrupt(vector)));
+        assert_eq!(hw.take_interrupt(), Some(vector));
         write_msr(&mut vcpu, &mut hw, &board, &posted, 0x80b, 0);
     }
     assert_eq!(board.ended.borrow()[..], [0x61], "only the level-triggered one is told");
@@ -468,7 +505,7 @@ fn a_level_interrupt_for_an_apic_that_is_off_is_not_held_for_ever() {
     posted.post_vector(0x61, true);
     vcpu.prepare(&mut hw, &board, &posted);
     assert_eq!(board.ended.borrow()[..], [0x61]);
-    assert_eq!(hw.cpu.injection, None);
+    assert_eq!(hw.offered, None);
 }
 
 #[test]
