@@ -18,6 +18,7 @@ $(T)/toolchain.mk: FORCE
 X86 := x86_64-unknown-none
 ARM := aarch64-unknown-none-softfloat
 KERNEL_ELF := $(T)/images/bulkhead-x86_64.elf
+CHECKED_ELF := $(T)/images/bulkhead-x86_64-checked.elf
 CELLCTL := $(T)/x86_64-unknown-linux-gnu/release/cellctl
 MKIMAGE := $(T)/release/bulkhead-mkimage
 GUESTS := $(T)/guests/root-initrd $(T)/guests/guest-initrd
@@ -41,7 +42,7 @@ $(foreach option,$(NODE_OPTIONS),$(eval $(call pass,$(option))))
 # What a node needs: Linux alone boots without the hypervisor, and another Linux without ours.
 NODE := tools $(if $(and $(KERNEL),$(INITRD)),,guests) $(if $(filter native,$(BOOT)),,hypervisor)
 
-.PHONY: FORCE help setup build hypervisor tools guests lint test node run demo image doc clean
+.PHONY: FORCE help setup build hypervisor checked tools guests lint test node run demo image doc clean
 FORCE:
 
 help: ## this list
@@ -58,6 +59,12 @@ hypervisor: tools
 	@mkdir -p $(T)/images
 	@cp $(T)/$(X86)/release/bulkhead $(KERNEL_ELF)
 	@$(MKIMAGE) symbols $(KERNEL_ELF) >$(T)/images/symbols.log
+
+checked: tools
+	@$(CARGO) build --quiet --profile checked -p bulkhead --target $(X86) $(BARE)
+	@mkdir -p $(T)/images
+	@cp $(T)/$(X86)/checked/bulkhead $(CHECKED_ELF)
+	@$(MKIMAGE) symbols $(CHECKED_ELF) >$(T)/images/symbols-checked.log
 
 tools:
 	@$(CARGO) build --quiet --release -p bulkhead-mkimage -p bulkhead-tests
@@ -91,7 +98,7 @@ lint: ## rustfmt, clippy and rustdoc without warnings, for host and bare metal; 
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --no-deps -p bulkhead --target $(X86) $(BARE)
 	shellcheck .ci/run $$(git ls-files '*.sh')
 
-test: build ## all tests, on the host and in nodes
+test: build checked ## all tests, on the host and in nodes
 	@$(T)/release/suite
 
 node: $(NODE) ## CMD='…' [SHARE=dir] [OUT=dir] [LIMIT=300] [CPUS=4] [MEM=2G] [ICOUNT=1] [KERNEL=… INITRD=…]

@@ -37,6 +37,7 @@ pub struct Node {
     kernel: PathBuf,
     initrd: PathBuf,
     root_cmdline: String,
+    hypervisor: PathBuf,
     hypervisor_cmdline: String,
     config: PathBuf,
     bundle: Option<PathBuf>,
@@ -67,6 +68,7 @@ impl Node {
             kernel: guests.join("vmlinuz"),
             initrd: guests.join("root-initrd"),
             root_cmdline: ROOT_CMDLINE.into(),
+            hypervisor: target_dir().join("images/bulkhead-x86_64.elf"),
             hypervisor_cmdline: String::new(),
             config: source_dir().join("guests/node.toml"),
             bundle: None,
@@ -130,6 +132,12 @@ impl Node {
     pub fn root_cmdline(mut self, words: &str) -> Self {
         self.root_cmdline.push(' ');
         self.root_cmdline.push_str(words);
+        self
+    }
+
+    /// Runs the hypervisor that checks itself at each entry.
+    pub fn checked(mut self) -> Self {
+        self.hypervisor = target_dir().join("images/bulkhead-x86_64-checked.elf");
         self
     }
 
@@ -229,7 +237,7 @@ impl Node {
                 command.args(["-append", &self.root_cmdline]);
             }
             Boot::Pvh => {
-                command.arg("-kernel").arg(hypervisor()).arg("-initrd").arg(self.make_bundle(dir)?);
+                command.arg("-kernel").arg(&self.hypervisor).arg("-initrd").arg(self.make_bundle(dir)?);
                 command.args(["-append", &self.hypervisor_cmdline]);
             }
             Boot::GrubBios => self.cdrom(dir, &mut command)?,
@@ -264,17 +272,13 @@ impl Node {
     fn cdrom(&self, dir: &NodeDir, command: &mut Command) -> Result<()> {
         let image = dir.scratch.join("node.iso");
         let mut make = mkimage("iso");
-        make.arg("--kernel-elf").arg(hypervisor()).arg("--bundle").arg(self.make_bundle(dir)?);
+        make.arg("--kernel-elf").arg(&self.hypervisor).arg("--bundle").arg(self.make_bundle(dir)?);
         make.args(["--hv-cmdline", &self.hypervisor_cmdline]).arg("--output").arg(&image);
         run(make)?;
         command.arg("-drive").arg(with_path("if=none,id=cdrom,media=cdrom,format=raw,file=", &image));
         command.args(["-device", "ide-cd,drive=cdrom,bootindex=0"]);
         Ok(())
     }
-}
-
-fn hypervisor() -> PathBuf {
-    target_dir().join("images/bulkhead-x86_64.elf")
 }
 
 fn mkimage(subcommand: &str) -> Command {

@@ -48,7 +48,7 @@ fn two_linux_guests_run_side_by_side_and_everything_comes_back() -> Result<()> {
             cellctl console {cell} --until '{done} done' --timeout 60s"
         )
     };
-    let steps = Node::new("cells", Boot::Pvh).share(share.path()).limit(LIMIT).steps(&[
+    let steps = Node::new("cells", Boot::Pvh).checked().share(share.path()).limit(LIMIT).steps(&[
         ("release", "uname -r"),
         // The first cell of all makes the hypervisor set up what stays.
         ("warm-up", "cellctl create /share/first.cell.toml && cellctl destroy first"),
@@ -216,7 +216,7 @@ fn a_guest_that_fails_is_shown_and_nobody_else_notices() -> Result<()> {
         steps.push((name.to_owned(), command.to_owned()));
     }
     let steps = steps.iter().map(|(name, command)| (name.as_str(), command.as_str())).collect::<Vec<_>>();
-    let steps = Node::new("failing", Boot::Pvh).share(share.path()).limit(LIMIT).steps(&steps)?;
+    let steps = Node::new("failing", Boot::Pvh).checked().share(share.path()).limit(LIMIT).steps(&steps)?;
 
     for (name, _, why) in failing {
         let show = steps.json(&format!("show-{name}"))?;

@@ -10,6 +10,8 @@
 // UNSAFETY: executes VMRUN on blocks in memory and writes MSRs.
 #![expect(unsafe_code, reason = "VMRUN and the MSRs of SVM")]
 
+#[cfg(any(debug_assertions, test))]
+pub mod checks;
 mod enter;
 pub mod exits;
 pub mod vmcb;
@@ -123,6 +125,8 @@ pub struct SvmHost {
     _save_area: Box<Page>,
     /// Where the rest of the host's state was put by `VMSAVE`, once.
     extra_state: Box<Vmcb>,
+    #[cfg(debug_assertions)]
+    entered: Arc<checks::Entered>,
 }
 
 impl SvmHost {
@@ -138,6 +142,8 @@ impl SvmHost {
             physical_of,
             _save_area: Box::new(Page([0; 4096])),
             extra_state: Box::new(Vmcb::zeroed()),
+            #[cfg(debug_assertions)]
+            entered: Arc::default(),
         };
         if __cpuid_count(1, 0).ecx & 1 << 26 != 0 {
             // SAFETY: the CPU has XSAVE; the bit only makes XSETBV, and the like, defined.
@@ -175,6 +181,8 @@ pub struct SvmCpu {
     features: SvmFeatures,
     /// The interrupt in `V_IRQ` at the entry, until somebody has asked what became of it.
     offered: Option<u8>,
+    #[cfg(debug_assertions)]
+    checks: checks::Checks,
     _permissions: Arc<Permissions>,
 }
 
@@ -233,6 +241,8 @@ impl SvmCpu {
             registers: GuestRegisters::default(),
             features: host.features,
             offered: None,
+            #[cfg(debug_assertions)]
+            checks: checks::Checks::new(&host.entered),
             _permissions: permissions,
         };
         cpu.reset();
@@ -372,6 +382,8 @@ impl CpuState for SvmCpu {
 
 impl VirtualCpu for SvmCpu {
     fn enter(&mut self) -> Exit {
+        #[cfg(debug_assertions)]
+        self.checks.before_entry(&self.vmcb);
         if !self.features.clean_bits {
             self.vmcb.control.clean = 0;
         }
@@ -384,7 +396,9 @@ impl VirtualCpu for SvmCpu {
         unsafe { enter::enter(registers, self.vmcb_physical, self.host_physical) };
         let control = &mut self.vmcb.control;
         control.clean = clean::ALL;
-        control.tlb_control = 0;
+        control.tlb_control = vmcb::TLB_FLUSH_NONE;
+        #[cfg(debug_assertions)]
+        self.checks.after_exit(&self.vmcb);
         exits::decode(&self.vmcb)
     }
 

@@ -231,6 +231,8 @@ pub const EVENT_EXCEPTION: u64 = 3 << 8;
 /// Mask of the event type.
 pub const EVENT_TYPE: u64 = 7 << 8;
 
+/// `tlb_control`: flush nothing (APM table 15-9).
+pub const TLB_FLUSH_NONE: u8 = 0;
 /// `tlb_control`: flush everything (APM table 15-9).
 pub const TLB_FLUSH_ALL: u8 = 1;
 /// `tlb_control`: flush this guest's entries; needs CPUID 8000_000A EDX.6.
