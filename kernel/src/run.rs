@@ -171,6 +171,9 @@ fn run_root<B: Backend>(node: &Node, control: &CpuControl, cpu: CpuId, backend: 
     }
     loop {
         if vcpu.is_parked() && control.leave() {
+            // What was not ended here never will be.
+            root.board.vcpu_reset(id);
+            vcpu.count_last_exit(host::counter());
             return;
         }
         if root.board.take_channel_notification() {
@@ -217,6 +220,7 @@ fn run_guest<B: Backend>(node: &Node, cpu: CpuId, cell: &GuestCell, id: VcpuId, 
             node.attend();
         }
     }
+    vcpu.count_last_exit(host::counter());
     drop(hw);
     cell.vcpu_left();
     node.attend();

@@ -175,7 +175,8 @@ impl LocalApic {
         (self.is_enabled() && !self.is_x2apic()).then(|| Gpa::new(self.base & BASE_ADDRESS))
     }
 
-    fn is_enabled(&self) -> bool {
+    /// Whether there is an APIC at all: IA32_APIC_BASE.EN.
+    pub fn is_enabled(&self) -> bool {
         self.base & BASE_EN != 0
     }
 
@@ -451,11 +452,11 @@ impl LocalApic {
         self.requested.highest(&self.page)
     }
 
-    /// The vector that the CPU would get now if it could take one.
+    /// The vector that the CPU would get now if it could take one. What was accepted before the
+    /// APIC was disabled in software is still the CPU's to handle and to end (11.4.7.2).
     pub fn deliverable(&self) -> Option<u8> {
         let vector = self.highest_requested()?;
-        let above = u32::from(vector >> 4) > self.page.get(Register::PPR) >> 4;
-        (above && self.is_software_enabled()).then_some(vector)
+        (u32::from(vector >> 4) > self.page.get(Register::PPR) >> 4).then_some(vector)
     }
 
     /// The CPU has taken `vector`: from IRR to ISR.

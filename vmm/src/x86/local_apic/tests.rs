@@ -322,20 +322,26 @@ fn errors_are_latched_and_interrupt_once() {
 }
 
 #[test]
-fn software_disable_masks_lvts_and_holds_requests() {
+fn software_disable_masks_lvts_and_leaves_requests_to_be_handled() {
     let mut apic = xapic();
     set(&mut apic, 0x350, 0x31);
-    apic.accept(0x41, false);
+    apic.accept(0x51, true);
+    apic.acknowledge(0x51);
+    apic.accept(0x41, true);
     let _ = apic.write_mmio(0xf0, 0xff, 0);
     for offset in (0x320..=0x370).step_by(16) {
         assert_ne!(apic.read_mmio(offset, 0) & MASKED, 0);
         set(&mut apic, offset, 0x31);
         assert_eq!(apic.read_mmio(offset, 0), MASKED | 0x31);
     }
-    assert_eq!((apic.deliverable(), apic.highest_requested()), (None, Some(0x41)));
-    assert!(!apic.accept(0x51, false));
-    let _ = apic.write_mmio(0xf0, 0x1ff, 0);
+    assert!(!apic.accept(0x61, true));
+    assert_eq!((apic.deliverable(), apic.highest_requested()), (None, Some(0x41)), "0x51 is in service");
+    // In service and requested ones end as ever, so that what waits for their end goes on.
+    assert_eq!(apic.write_mmio(0xb0, 0, 0), Effect::Eoi { vector: 0x51, level: true });
     assert_eq!(apic.deliverable(), Some(0x41));
+    apic.acknowledge(0x41);
+    assert_eq!(apic.write_mmio(0xb0, 0, 0), Effect::Eoi { vector: 0x41, level: true });
+    let _ = apic.write_mmio(0xf0, 0x1ff, 0);
     assert_eq!(apic.read_mmio(0x350, 0), MASKED | 0x31);
 }
 
@@ -528,7 +534,7 @@ proptest! {
             let ppr = ppr(&isr, tpr);
             let top = irr.last().copied();
             prop_assert_eq!(apic.highest_requested(), top);
-            prop_assert_eq!(apic.deliverable(), top.filter(|v| enabled && v & 0xf0 > ppr & 0xf0));
+            prop_assert_eq!(apic.deliverable(), top.filter(|v| v & 0xf0 > ppr & 0xf0));
             prop_assert_eq!(apic.read_mmio(0xa0, 0), u32::from(ppr));
             prop_assert_eq!(apic.tpr(), tpr);
         }

@@ -64,7 +64,13 @@ impl Vcpu {
                     }
                     Ok(Effect::None)
                 }
-                Emulated::ApicBase => self.apic.write_base(value).map(|()| Effect::IdentityChanged),
+                Emulated::ApicBase => self.apic.write_base(value).map(|()| {
+                    // Disabled, it has forgotten what was in service.
+                    if !self.apic.is_enabled() {
+                        board.vcpu_reset(self.id);
+                    }
+                    Effect::IdentityChanged
+                }),
                 Emulated::Deadline => {
                     self.apic.set_tsc_deadline(value, now);
                     Ok(Effect::None)

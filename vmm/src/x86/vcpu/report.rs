@@ -14,6 +14,13 @@ const GPR_NAMES: [&str; 16] = [
 ];
 
 impl Vcpu {
+    /// The vCPU does not go back to the guest: its last exit counts too. `host_counter` is now.
+    pub fn count_last_exit(&mut self, host_counter: u64) {
+        if let Some((kind, since)) = self.last_exit.take() {
+            self.counts.count(kind, host_counter.saturating_sub(since));
+        }
+    }
+
     /// Why the cell failed at this vCPU, with its registers and last exits. `to_ns` turns a
     /// value of the host's counter into nanoseconds since boot.
     pub fn report<H: VirtualCpu>(

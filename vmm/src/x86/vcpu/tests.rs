@@ -172,6 +172,7 @@ struct TestBoard {
     memory: FakeMemory,
     sent: RefCell<Vec<InterruptMessage>>,
     ended: RefCell<Vec<u8>>,
+    resets: Cell<u32>,
     ports: RefCell<Vec<(u16, Width, Option<u64>)>>,
     accesses: RefCell<Vec<(u64, Width, Option<u64>)>>,
 }
@@ -184,6 +185,7 @@ impl TestBoard {
             memory: FakeMemory::new(0, 0x4000),
             sent: RefCell::default(),
             ended: RefCell::default(),
+            resets: Cell::default(),
             ports: RefCell::default(),
             accesses: RefCell::default(),
         }
@@ -238,7 +240,9 @@ impl Board for TestBoard {
     fn end_of_interrupt(&self, vector: u8, _vcpu: VcpuId) {
         self.ended.borrow_mut().push(vector);
     }
-    fn vcpu_reset(&self, _vcpu: VcpuId) {}
+    fn vcpu_reset(&self, _vcpu: VcpuId) {
+        self.resets.set(self.resets.get() + 1);
+    }
 }
 
 fn boot_vcpu() -> (Vcpu, Posted) {
@@ -605,4 +609,36 @@ fn the_rest_of_the_exits() {
     hw.set_gpr(Gpr::Rax, 0x4000_0000);
     vcpu.handle(&mut hw, &board, &posted, Exit::Cpuid);
     assert_eq!((hw.gpr(Gpr::Rbx), hw.cpu.rip), (0x4b4d_564b, 0x102), "KVMK");
+}
+
+#[test]
+fn an_apic_that_is_disabled_in_hardware_forgets_what_it_has_not_ended_and_in_software_does_not() {
+    let board = TestBoard::new(Role::Root);
+    let mut hw = Hw::new(&board, &[]);
+    let (mut vcpu, posted) = x2apic(&board, &mut hw);
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x80f, 0xff);
+    assert_eq!(board.resets.get(), 0);
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x1b, 0xfee0_0100);
+    assert_eq!(board.resets.get(), 1);
+    // Enabled again, it has nothing to forget.
+    write_msr(&mut vcpu, &mut hw, &board, &posted, 0x1b, 0xfee0_0900);
+    assert_eq!(board.resets.get(), 1);
+}
+
+#[test]
+fn the_exit_after_which_a_vcpu_stays_away_is_counted_once() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[]);
+    let counts = Arc::<VcpuCounts>::default();
+    let mut vcpu = Vcpu::new(VcpuId(0), 0, true, 1_000_000_000, counts.clone());
+    let posted = Posted::new(0);
+    let shutdowns = || exit_counts(&counts, |ticks| ticks).into_iter().find(|c| c.reason == "shutdown");
+    assert_eq!(vcpu.prepare(&mut hw, &board, &posted), Readiness::Enter);
+    assert_eq!(vcpu.handle(&mut hw, &board, &posted, Exit::Shutdown), Outcome::Failed(Failure::TripleFault));
+    assert_eq!(shutdowns(), None);
+    for _ in 0..2 {
+        vcpu.count_last_exit(1070);
+        let counted = shutdowns().unwrap();
+        assert_eq!((counted.count, counted.time_ns), (1, 70));
+    }
 }
