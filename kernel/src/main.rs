@@ -222,8 +222,9 @@ fn node(machine: Machine) -> ! {
 
 /// Every other CPU, when all are up.
 fn secondary(cpu: CpuId) -> ! {
+    // Kicked by `assemble`; a machine that cannot become a node leaves it asleep.
     while !node::is_installed() {
-        core::hint::spin_loop();
+        host::wait_for_interrupt();
     }
     match enable_svm("") {
         Ok(svm) => run::run(cpu, &svm),
@@ -294,6 +295,9 @@ fn assemble(mut machine: Machine) -> Result<(), String> {
     log::info!("root cell: {} MiB, {} CPUs", root.memory >> 20, machine.cpus as usize - kept_back.len());
     let manager = Manager::new(facts, token, machine.cpus, &kept_back, &pool);
     Node::install(root, controls, manager, machine.frequencies.tsc.hz);
+    for id in 1..machine.cpus {
+        apic::kick(CpuId(id));
+    }
     logging::release_serial();
     Ok(())
 }
