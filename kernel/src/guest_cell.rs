@@ -132,7 +132,7 @@ impl GuestCell {
             }
             LoadKind::INITRD => {
                 let Some(kernel) = files.loaded.as_mut() else {
-                    return Err(error("the initrd comes after the kernel, which decides where it goes"));
+                    return Err(error("initrd: it comes after the kernel, which decides where it goes"));
                 };
                 let at = kernel.place_initrd(size).map_err(error)?;
                 files.initrd = Some((at, size, 0));
@@ -152,16 +152,16 @@ impl GuestCell {
         let mut files = self.files.lock();
         let files = &mut *files;
         if what == LoadKind::KERNEL {
-            let kernel = files.kernel.as_mut().ok_or_else(|| error("no kernel was announced"))?;
+            let kernel = files.kernel.as_mut().ok_or_else(|| error("kernel: none was announced"))?;
             return kernel.data(data, self.board.ram()).map_err(error);
         }
-        let (at, size, done) = files.initrd.as_mut().ok_or_else(|| error("no initrd was announced"))?;
+        let (at, size, done) = files.initrd.as_mut().ok_or_else(|| error("initrd: none was announced"))?;
         let len = data.len() as u64;
         if len > *size - *done {
-            return Err(error("more bytes than were announced"));
+            return Err(error("initrd: more bytes came than were announced"));
         }
-        let to = at.checked_add(*done).ok_or_else(|| error("the initrd wraps"))?;
-        self.board.ram().write(to, data).map_err(error)?;
+        let to = at.checked_add(*done).ok_or_else(|| error("initrd: its place wraps"))?;
+        self.board.ram().write(to, data).map_err(|e| error(format_args!("initrd: {e}")))?;
         *done += len;
         Ok(())
     }
@@ -181,7 +181,7 @@ impl GuestCell {
     pub(crate) fn load_finish(&self, resources: &CellResources) -> Result<(), PlatformError> {
         self.kernel_complete()?;
         let mut files = self.files.lock();
-        let kernel = files.loaded.take().ok_or_else(|| error("no kernel was loaded"))?;
+        let kernel = files.loaded.take().ok_or_else(|| error("kernel: none was loaded"))?;
         let initrd = files.initrd.map(|(at, size, _)| (at, size));
         let vcpus = u32::try_from(resources.cpus.len()).map_err(error)?;
         let tables = GuestTables::build(vcpus).map_err(error)?;

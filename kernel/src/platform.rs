@@ -151,6 +151,10 @@ impl Platform for KernelPlatform {
 
     fn tear_down_cell(&mut self, cell: CellId) {
         self.cells.remove(&cell);
+        if self.cells.is_empty() {
+            // A map that has had something in it keeps a node.
+            self.cells = BTreeMap::new();
+        }
     }
 
     fn console_read(&mut self, cell: CellId, position: u64, buf: &mut [u8]) -> (u64, usize) {

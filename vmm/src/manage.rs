@@ -64,6 +64,7 @@ const fn required(body: &Body) -> Authority {
         Body::NodeInfo
         | Body::List
         | Body::Show { .. }
+        | Body::Check { .. }
         | Body::Create { .. }
         | Body::LoadBegin { .. }
         | Body::LoadFinish { .. }

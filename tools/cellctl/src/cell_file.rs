@@ -21,6 +21,11 @@ use crate::exit::{Error, Exit};
 use bulkhead_abi::message::{
     CellSpec, Failure, MAX_CPUS, check_cmdline, check_cpu, check_memory, check_name,
 };
+use bulkhead_vmm::memory::address::Gpa;
+use bulkhead_vmm::memory::guest::{GuestMemory, GuestMemoryError};
+use bulkhead_vmm::x86::board;
+use bulkhead_vmm::x86::boot::e820::FreeSpace;
+use bulkhead_vmm::x86::boot::linux::{Handover, KernelLoader, LinuxError};
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -62,33 +67,34 @@ impl CellFile {
         };
         match file.filter(|_| reader.mistakes.is_empty()) {
             Some(file) => Ok(file),
-            None => Err(Error::new(Exit::BadFile, reader.mistakes.join("\n"))),
+            None => Err(Error::new(Exit::BadFile, reader.told())),
         }
     }
 
-    /// Checks the kernel and the initrd, as far as that can be done before they are loaded.
+    /// Checks the kernel and the initrd as the hypervisor will when they are loaded.
     pub(crate) fn check_images(&self) -> Result<(), Error> {
         let bad =
             |path: &Path, why: &dyn Display| Error::new(Exit::BadFile, format!("{}: {why}", path.display()));
-        let mut sum = 0u64;
-        for (path, kernel) in [(Some(&self.kernel), true), (self.initrd.as_ref(), false)]
-            .into_iter()
-            .filter_map(|(p, k)| Some((p?, k)))
-        {
+        let open = |path: &Path| {
             let file = File::open(path).map_err(|e| bad(path, &format_args!("cannot be opened: {e}")))?;
             let meta = file.metadata().map_err(|e| bad(path, &e))?;
             if !meta.is_file() || meta.len() == 0 {
                 return Err(bad(path, &"is not a file with something in it"));
             }
-            let mut start = Vec::new();
-            file.take(LINUX_MAGIC_END).read_to_end(&mut start).map_err(|e| bad(path, &e))?;
-            if kernel && !is_bzimage(&start) {
-                return Err(bad(
-                    path,
-                    &"is not a kernel; allowed: Linux as a bzImage (such as /boot/vmlinuz-…)",
-                ));
-            }
-            sum = sum.saturating_add(meta.len());
+            Ok((file, meta.len()))
+        };
+        let (mut kernel, size) = open(&self.kernel)?;
+        let initrd = match &self.initrd {
+            Some(path) => Some((path, open(path)?.1)),
+            None => None,
+        };
+        let sum = initrd.map_or(size, |(_, initrd)| size.saturating_add(initrd));
+        let mut start = Vec::new();
+        let read = kernel.by_ref().take(LINUX_MAGIC_END).read_to_end(&mut start);
+        read.map_err(|e| bad(&self.kernel, &e))?;
+        if !is_bzimage(&start) {
+            let why = "is not a kernel; allowed: Linux as a bzImage (such as /boot/vmlinuz-…)";
+            return Err(bad(&self.kernel, &why));
         }
         if sum > self.memory {
             let why = format!(
@@ -97,7 +103,25 @@ impl CellFile {
             );
             return Err(Error::new(Exit::BadFile, why));
         }
-        Ok(())
+        // The hypervisor's own loader, into memory that is not there.
+        let map = board::memory_map(self.memory);
+        let mut loader = KernelLoader::new(size, FreeSpace::new(&map));
+        let unfit = |e: LinuxError| bad(&self.kernel, &e);
+        let mut piece = start;
+        while !piece.is_empty() {
+            loader.data(&piece, &Nowhere).map_err(unfit)?;
+            piece.resize(64 * 1024, 0);
+            let count = kernel.read(&mut piece).map_err(|e| bad(&self.kernel, &e))?;
+            piece.truncate(count);
+        }
+        let mut loaded = loader.finish().map_err(unfit)?;
+        let initrd = match initrd {
+            Some((path, size)) => Some((loaded.place_initrd(size).map_err(|e| bad(path, &e))?, size)),
+            None => None,
+        };
+        let cmdline = self.cmdline.as_bytes();
+        let handover = Handover { map: &map, cmdline, initrd, rsdp: Some(board::RSDP_ADDRESS) };
+        loaded.build(&handover, &Nowhere).map(drop).map_err(unfit)
     }
 
     /// The request for this cell with these CPUs.
@@ -110,6 +134,19 @@ impl CellFile {
             console: self.console,
             wall_clock_ns,
         }
+    }
+}
+
+/// Guest memory that takes everything and keeps nothing.
+struct Nowhere;
+
+impl GuestMemory for Nowhere {
+    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), GuestMemoryError> {
+        Err(GuestMemoryError { gpa, len: buf.len() as u64 })
+    }
+
+    fn write(&self, _: Gpa, _: &[u8]) -> Result<(), GuestMemoryError> {
+        Ok(())
     }
 }
 
@@ -128,14 +165,24 @@ type Value<'a> = Spanned<DeValue<'a>>;
 struct Reader<'a> {
     path: &'a Path,
     source: &'a str,
-    mistakes: Vec<String>,
+    /// The lines, from 1, and what is wrong there.
+    mistakes: Vec<(usize, String)>,
 }
 
 impl Reader<'_> {
     /// Notes a mistake at the byte `at`.
     fn mistake(&mut self, at: usize, what: impl Display) {
         let line = 1 + self.source.bytes().take(at).filter(|b| *b == b'\n').count();
-        self.mistakes.push(format!("{}:{line}: {what}", self.path.display()));
+        self.mistakes.push((line, what.to_string()));
+    }
+
+    /// All mistakes, in the order of their lines.
+    fn told(mut self) -> String {
+        self.mistakes.sort_by_key(|(line, _)| *line);
+        let path = self.path.display();
+        let told: Vec<_> =
+            self.mistakes.iter().map(|(line, what)| format!("{path}:{line}: {what}")).collect();
+        told.join("\n")
     }
 
     /// Notes what is wrong with `key`'s value.
@@ -306,11 +353,25 @@ pub(crate) mod tests {
 
     const GOOD: &str = "name = \"web\"\ncpus = 2\nmemory = \"256M\"\n\n[boot]\nkernel = \"vmlinuz\"\n";
 
-    /// A file that passes for a kernel.
+    /// A file that passes for a kernel (Documentation/arch/x86/boot.rst): one setup sector, no
+    /// code.
     pub(crate) fn kernel() -> Vec<u8> {
-        let mut kernel = vec![0; 100_000];
-        kernel[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
-        kernel[0x202..0x206].copy_from_slice(b"HdrS");
+        let mut kernel = vec![0; 100_352];
+        let fields: [(usize, &[u8]); 10] = [
+            (0x1f1, &[1]),
+            (0x1f4, &6208_u32.to_le_bytes()),
+            (0x1fe, &[0x55, 0xaa]),
+            (0x202, b"HdrS\x0c\x02"),
+            (0x211, &[1]),
+            (0x22c, &u32::MAX.to_le_bytes()),
+            (0x230, &0x1000_u32.to_le_bytes()),
+            (0x234, &[1, 0, 1]),
+            (0x238, &255_u32.to_le_bytes()),
+            (0x260, &0x2_0000_u32.to_le_bytes()),
+        ];
+        for (at, bytes) in fields {
+            kernel[at..at + bytes.len()].copy_from_slice(bytes);
+        }
         kernel
     }
 
@@ -374,8 +435,11 @@ pub(crate) mod tests {
             let expected = format!("/cells/web.cell.toml{expected}");
             assert!(error.to_string().lines().any(|line| line.starts_with(&expected)), "{bad}: {error}");
         }
-        let two = parse(&GOOD.replace("cpus = 2", "cpus = 0").replace("256M", "x")).unwrap_err();
-        assert_eq!(two.to_string().lines().count(), 2, "{two}");
+        let many =
+            GOOD.replace("name", "nmae").replace("256M", "x").replace("kernel", "kernle") + "initrd = 1";
+        let error = parse(&many).unwrap_err().to_string();
+        let lines: Vec<_> = error.lines().map(|line| line.split(':').nth(1).unwrap()).collect();
+        assert_eq!(lines, ["1", "1", "3", "5", "6", "7"], "{error}");
     }
 
     #[test]
@@ -400,6 +464,22 @@ pub(crate) mod tests {
         large.resize(3 << 20, 0);
         fs::write(dir.path().join("vmlinuz"), large).unwrap();
         said("have 3145728 bytes, and the cell 2097152");
+        // What only the loader sees.
+        let mut old = kernel();
+        old[0x206] = 0x0b;
+        fs::write(dir.path().join("vmlinuz"), old).unwrap();
+        said("vmlinuz: kernel: field version of the setup header is 0x20b");
+        fs::write(dir.path().join("vmlinuz"), &kernel()[..100_000]).unwrap();
+        said("vmlinuz: kernel: the file has 100000 bytes, but 100352 are needed");
+        fs::write(dir.path().join("vmlinuz"), kernel()).unwrap();
+        let long = format!("{GOOD}cmdline = \"{}\"\n", "x".repeat(256));
+        fs::write(&path, long).unwrap();
+        let error = CellFile::read(&path).unwrap().check_images().unwrap_err();
+        assert!(error.to_string().contains("command line: 256 bytes; the kernel takes 0 to 255"), "{error}");
+        fs::write(&path, format!("{GOOD}initrd = \"initrd\"\n").replace("256M", "2M")).unwrap();
+        fs::write(dir.path().join("initrd"), vec![0; 1_900_000]).unwrap();
+        let error = CellFile::read(&path).unwrap().check_images().unwrap_err();
+        assert!(error.to_string().contains("initrd: initrd: no 1900000 bytes of free RAM"), "{error}");
     }
 
     proptest! {

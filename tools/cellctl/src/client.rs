@@ -1,6 +1,7 @@
 //! Connections to the hypervisor.
 
 use crate::exit::{Error, Exit};
+use crate::interrupt::Interrupt;
 use bulkhead_abi::frame::{self, Deframer};
 use bulkhead_abi::message::{
     ABI_VERSION, Body, CellSummary, HYPERVISOR_CID, LoadKind, MANAGEMENT_PORT, NodeInfo, PRIVILEGED_PORTS,
@@ -165,26 +166,36 @@ impl<C: Connector> Client<C> {
         name: &Path,
         file: &mut dyn Read,
         size: u64,
+        interrupt: &Interrupt,
     ) -> Result<(), Error> {
         let port = match self.ask(Body::LoadBegin { cell, what, size })? {
             Reply::LoadPort { port } => port,
             other => return Err(unexpected(&other)),
         };
         let mut channel = Channel::open(self.connector.connect(port)?, self.token, None)?;
-        let sent = send_file(&mut channel.stream, name, file, size);
-        // Whatever came of sending, the hypervisor may have said why.
-        match channel.receive() {
-            Ok(Reply::Loaded { bytes }) if bytes == size => sent,
-            Ok(other) => Err(unexpected(&other)),
-            Err(error) => Err(sent.err().filter(|e| e.exit != Exit::NoNode).unwrap_or(error)),
+        match send_file(&mut channel.stream, name, file, size, interrupt) {
+            // The hypervisor may have said why it did not take it.
+            Err(error) if error.exit != Exit::NoNode => return Err(error),
+            _ => {}
+        }
+        match channel.receive()? {
+            Reply::Loaded { bytes } if bytes == size => Ok(()),
+            other => Err(unexpected(&other)),
         }
     }
 }
 
-fn send_file(stream: &mut impl Stream, name: &Path, file: &mut dyn Read, size: u64) -> Result<(), Error> {
+fn send_file(
+    stream: &mut impl Stream,
+    name: &Path,
+    file: &mut dyn Read,
+    size: u64,
+    interrupt: &Interrupt,
+) -> Result<(), Error> {
     let mut left = size;
     let mut buf = vec![0; 64 * 1024];
     while left > 0 {
+        interrupt.check()?;
         let count = file
             .read(&mut buf)
             .map_err(|e| Error::new(Exit::Other, format!("{}: cannot be read: {e}", name.display())))?;

@@ -9,6 +9,7 @@ use crate::cli::{Cli, Command};
 use crate::client::{self, Client, Connector, Vsock, unexpected};
 use crate::cpus::Hotplug;
 use crate::exit::{Error, Exit};
+use crate::interrupt::Interrupt;
 use crate::render;
 use bulkhead_abi::message::{Body, LOG_PORT, ROOT_CELL, ROOT_NAME, Reply};
 use serde_json::{Value, json};
@@ -31,7 +32,12 @@ pub(crate) fn run(cli: Cli) -> Result<(), Error> {
         CellFile::read(file)?.check_images()?;
     }
     let mut client = Client::open(Vsock, client::token()?)?;
-    carry_out(cli.command, &mut client, &Hotplug::default(), &mut out)
+    // A destruction that has begun is brought to its end, a creation is put back.
+    let interrupt = match &cli.command {
+        Command::Create { .. } | Command::Destroy { .. } => Interrupt::catch()?,
+        _ => Interrupt::never(),
+    };
+    carry_out(cli.command, &mut client, &Hotplug::default(), &interrupt, &mut out)
 }
 
 /// Where input comes from, where results go, and in which form.
@@ -63,11 +69,12 @@ fn carry_out<C: Connector>(
     command: Command,
     client: &mut Client<C>,
     hotplug: &Hotplug,
+    interrupt: &Interrupt,
     out: &mut Terminal<impl Write>,
 ) -> Result<(), Error> {
     match command {
         Command::Check { file } => check(&file, out),
-        Command::Create { file } => create::create(&file, client, hotplug, out),
+        Command::Create { file } => create::create(&file, client, hotplug, interrupt, out),
         Command::Start { cell } => {
             let cell = client.find(&cell)?.cell;
             client.order(Body::Start { cell })

@@ -1,6 +1,7 @@
 //! The root cell's CPUs, as Linux lets them be turned on and off.
 
 use crate::exit::{Error, Exit};
+use crate::interrupt::Interrupt;
 use bulkhead_abi::message::{CpuUse, NodeInfo};
 use std::fs;
 use std::path::PathBuf;
@@ -59,12 +60,17 @@ impl Hotplug {
     }
 
     /// Turns off those of `cpus` that the root cell has and that are on. Returns them. If one
-    /// cannot be turned off, those before it are turned on again.
-    pub(crate) fn take_offline(&self, node: &NodeInfo, cpus: &[u32]) -> Result<Vec<u32>, Error> {
+    /// cannot be turned off, or a signal comes, those before it are turned on again.
+    pub(crate) fn take_offline(
+        &self,
+        node: &NodeInfo,
+        cpus: &[u32],
+        interrupt: &Interrupt,
+    ) -> Result<Vec<u32>, Error> {
         let roots = |cpu: u32| node.cpus.iter().any(|c| c.cpu == cpu && c.state == CpuUse::ROOT);
         let mut taken = Vec::new();
         for &cpu in cpus.iter().filter(|cpu| roots(**cpu)) {
-            match self.switch(cpu, false) {
+            match interrupt.check().and_then(|()| self.switch(cpu, false)) {
                 Ok(true) => taken.push(cpu),
                 Ok(false) => {}
                 Err(error) => return Err(error.and(self.bring_online(&taken))),
@@ -150,11 +156,12 @@ pub(crate) mod tests {
         fake_cpus(dir.path(), 4);
         let hotplug = Hotplug::at(dir.path());
         let node = node(&[CpuUse::ROOT, CpuUse::ROOT, CpuUse::CELL, CpuUse::ROOT, CpuUse::ROOT]);
-        assert_eq!(hotplug.take_offline(&node, &[3, 2, 9]).unwrap(), [3]);
+        let never = Interrupt::never();
+        assert_eq!(hotplug.take_offline(&node, &[3, 2, 9], &never).unwrap(), [3]);
         assert_eq!(offline(dir.path(), 4), [3]);
-        assert_eq!(hotplug.take_offline(&node, &[3]).unwrap(), [0; 0], "it was off already");
+        assert_eq!(hotplug.take_offline(&node, &[3], &never).unwrap(), [0; 0], "it was off already");
         // There is no CPU 4 in this directory.
-        let error = hotplug.take_offline(&node, &[1, 4]).unwrap_err();
+        let error = hotplug.take_offline(&node, &[1, 4], &never).unwrap_err();
         assert!(error.to_string().contains("CPU 4 cannot be taken offline"), "{error}");
         assert_eq!(offline(dir.path(), 4), [3]);
         let error = hotplug.bring_online(&[4, 3]).unwrap_err();

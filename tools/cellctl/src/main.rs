@@ -2,7 +2,8 @@
 //!
 //! It runs as root in the root cell's Linux and talks to the hypervisor over vsock.
 //! `cli` has the command line, `commands` one module per command, `client` the connection,
-//! `cell_file` what a cell is made of, `cpus` the root cell's CPU hotplug, `render` output.
+//! `cell_file` what a cell is made of, `cpus` the root cell's CPU hotplug, `interrupt` signals,
+//! `render` output.
 #![forbid(unsafe_code)]
 
 mod cell_file;
@@ -13,6 +14,7 @@ mod cpus;
 mod exit;
 #[cfg(test)]
 mod fake_node;
+mod interrupt;
 mod render;
 
 use clap::Parser as _;

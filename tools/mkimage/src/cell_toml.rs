@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
-use bulkhead_abi::config::check_name;
+use anyhow::{Result, anyhow};
+use bulkhead_abi::message::check_name;
 
 use crate::toml_reader::{NamedFile, Problems, Reader};
 
@@ -37,8 +37,8 @@ impl CellToml {
 /// The cell's name, which the file's name begins with.
 pub(crate) fn cell_name(file: &NamedFile) -> Result<&str> {
     let name = file.path.file_name().and_then(|name| name.to_str()?.strip_suffix(SUFFIX));
-    match name {
-        Some(name) if check_name("name", name).is_ok() => Ok(name),
-        _ => bail!("{}: the file's name must be NAME{SUFFIX}, NAME 1 to 32 of a-z, 0-9 and -", file.named_by),
-    }
+    let named_by = &file.named_by;
+    let name = name.ok_or_else(|| anyhow!("{named_by}: the file's name must be NAME{SUFFIX}"))?;
+    check_name(name).map_err(|failure| anyhow!("{named_by}: the file's {failure}"))?;
+    Ok(name)
 }

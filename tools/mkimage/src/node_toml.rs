@@ -198,7 +198,7 @@ file = "../b.cell.toml"
     #[test]
     fn each_mistake_has_its_message() {
         const CPUS: &str = "must be numbers from 1 to 4095, each once (CPU 0 boots the root cell)";
-        const NAME: &str = "must be 1 to 32 of a-z, 0-9 and -";
+        const NAME: &str = "must be 1 to 32 of a-z, 0-9, - and _, the first a letter or digit";
         const SIZE: &str = "must be a number of bytes or a size such as 64K, 512M or 1G";
         const POOL: &str = "must be a multiple of 2M up to 4096T";
         const MEMORY: &str = "must be a multiple of 2M from 64M to 4096T, or all";

@@ -203,7 +203,13 @@ fn mistakes_in_cell_files_are_told() {
     replace(&dir, "node.toml", "web.cell.toml", "initrd");
     assert_eq!(
         error(&dir, BUNDLE),
-        "bulkhead-mkimage: node.toml:10: cell[0].file = \"initrd\": the file's name must be NAME.cell.toml, NAME 1 to 32 of a-z, 0-9 and -\n"
+        "bulkhead-mkimage: node.toml:10: cell[0].file = \"initrd\": the file's name must be NAME.cell.toml\n"
+    );
+    replace(&dir, "node.toml", "file = \"initrd\"", "file = \"root.cell.toml\"");
+    assert_eq!(
+        error(&dir, BUNDLE),
+        "bulkhead-mkimage: node.toml:10: cell[0].file = \"root.cell.toml\": the file's name is \"root\"; allowed: 1 to 32 of a-z, 0-9, - and _, \
+         the first a letter or digit, not \"root\"\n"
     );
 }
 

@@ -56,6 +56,8 @@ pub(crate) use open_enum;
 
 /// Longest name of a node or a cell, in bytes.
 pub const NAME_MAX: usize = 32;
+/// What a node or a cell can be called, for error messages.
+pub const NAME_ALLOWED: &str = "1 to 32 of a-z, 0-9, - and _, the first a letter or digit";
 /// Longest kernel command line in bytes: x86 Linux's `COMMAND_LINE_SIZE` less its final NUL.
 pub const CMDLINE_MAX: usize = 2047;
 /// What the cell pool and the root cell's memory are counted in, in bytes.
@@ -100,7 +102,7 @@ open_enum! {
 /// Configuration of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct NodeConfig {
-    /// The node's name: 1 to [`NAME_MAX`] of `a-z`, `0-9` and `-`.
+    /// The node's name, as [`check_name`] has it.
     #[n(0)]
     pub name: String,
     /// The root cell.
@@ -168,6 +170,8 @@ pub enum Found {
     Text(usize),
     /// A text with this character.
     Character(char),
+    /// A text that starts with this character.
+    Start(char),
     /// A number, or the code of an open enum.
     Number(u32),
     /// A number for the second time.
@@ -180,6 +184,7 @@ impl fmt::Display for Found {
             Self::Bytes(bytes) => write!(f, "{bytes} bytes"),
             Self::Text(length) => write!(f, "a text of {length} bytes"),
             Self::Character(character) => write!(f, "a text with {character:?}"),
+            Self::Start(character) => write!(f, "a text that starts with {character:?}"),
             Self::Number(number) => write!(f, "{number}"),
             Self::Again(number) => write!(f, "{number} for the second time"),
         }
@@ -228,15 +233,17 @@ impl NodeConfig {
 /// Checks the name of a node or a cell.
 ///
 /// # Errors
-/// `field` with what is wrong about it: 1 to [`NAME_MAX`] of `a-z`, `0-9` and `-`.
+/// `field` with what is wrong about it: 1 to [`NAME_MAX`] of `a-z`, `0-9`, `-` and `_`, the
+/// first a letter or digit.
 pub fn check_name(field: &'static str, name: &str) -> Result<(), ConfigError> {
-    let allowed = "1 to 32 of a-z, 0-9 and -";
-    let found = match name.chars().find(|c| !matches!(c, 'a'..='z' | '0'..='9' | '-')) {
-        Some(character) => Found::Character(character),
-        None if name.is_empty() || name.len() > NAME_MAX => Found::Text(name.len()),
-        None => return Ok(()),
+    let wrong = name.chars().find(|c| !matches!(c, 'a'..='z' | '0'..='9' | '-' | '_'));
+    let found = match (wrong, name.chars().next()) {
+        (Some(character), _) => Found::Character(character),
+        (None, Some(first @ ('-' | '_'))) => Found::Start(first),
+        (None, _) if name.is_empty() || name.len() > NAME_MAX => Found::Text(name.len()),
+        (None, _) => return Ok(()),
     };
-    Err(ConfigError { field, found, allowed })
+    Err(ConfigError { field, found, allowed: NAME_ALLOWED })
 }
 
 /// Checks a kernel's command line.
@@ -313,7 +320,7 @@ mod tests {
     #[test]
     fn values_at_the_limits_are_valid() {
         let config = NodeConfig {
-            name: "a-9".repeat(10) + "zz",
+            name: "a-9_".repeat(8),
             root: RootConfig { memory: Some(ROOT_MEMORY_MIN), cmdline: "x".repeat(CMDLINE_MAX) },
             reserved_cpus: vec![CPU_MAX, 1],
             pool_bytes: 0,
@@ -326,7 +333,7 @@ mod tests {
     #[test]
     fn each_error_says_field_value_and_what_is_allowed() {
         let cpus = "must be numbers from 1 to 4095, each once (CPU 0 boots the root cell)";
-        let name = "must be 1 to 32 of a-z, 0-9 and -";
+        let name = "must be 1 to 32 of a-z, 0-9, - and _, the first a letter or digit";
         let memory = "must be a multiple of 2M from 64M to 4096T, or all";
         let cmdline = "must be at most 2047 bytes without control characters";
         let pool = "must be a multiple of 2M up to 4096T";
@@ -334,6 +341,8 @@ mod tests {
             (error(|c| c.name.clear()), alloc::format!("name is a text of 0 bytes, {name}")),
             (error(|c| c.name = "a".repeat(33)), alloc::format!("name is a text of 33 bytes, {name}")),
             (error(|c| c.name = "aB".into()), alloc::format!("name is a text with 'B', {name}")),
+            (error(|c| c.name = "-a".into()), alloc::format!("name is a text that starts with '-', {name}")),
+            (error(|c| c.name = "_".into()), alloc::format!("name is a text that starts with '_', {name}")),
             (
                 error(|c| c.root.memory = Some(ROOT_MEMORY_MIN - MEMORY_UNIT)),
                 alloc::format!("root.memory is 65011712 bytes, {memory}"),

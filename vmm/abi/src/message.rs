@@ -20,7 +20,7 @@ mod spec;
 
 pub use node::{CellDetails, CellState, CellSummary, CpuInfo, CpuUse, ExitCount, FailureReport};
 pub use node::{LastExit, MemoryRange, NodeInfo, Register, VcpuDetails};
-pub use spec::{CellSpec, MAX_CMDLINE, MAX_CPUS, MAX_NAME, MEMORY_UNIT, ROOT_CELL, ROOT_NAME};
+pub use spec::{CellSpec, MAX_CMDLINE, MAX_CPUS, MEMORY_UNIT, ROOT_CELL, ROOT_NAME};
 pub use spec::{check_cmdline, check_cpu, check_memory, check_name};
 
 use alloc::string::{String, ToString as _};
@@ -186,6 +186,14 @@ pub enum Body {
         /// The cell's number.
         #[n(0)]
         cell: u32,
+    },
+    /// Whether a cell could be made of this: what is there is counted, but nothing is taken, so
+    /// that the CPUs need not be offline yet. Answered by [`Reply::Done`].
+    #[n(10)]
+    Check {
+        /// What the cell would be made of.
+        #[n(0)]
+        spec: CellSpec,
     },
 }
 

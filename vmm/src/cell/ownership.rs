@@ -89,13 +89,28 @@ impl Ownership {
     /// one that is large enough, the smallest such.
     ///
     /// # Errors
-    /// When a CPU is not there or another guest cell's, or memory is short.
+    /// As [`check`](Self::check).
     pub fn take(
         &mut self,
         cell: CellId,
         cpus: &[u32],
         bytes: u64,
     ) -> Result<(Vec<CpuId>, Vec<HostRange>), OwnershipError> {
+        self.check(cpus, bytes)?;
+        let memory = self.take_memory(bytes);
+        for (n, cpu) in (0..).zip(&mut self.cpus) {
+            if cpus.contains(&n) {
+                cpu.owner = CpuOwner::Cell(cell);
+            }
+        }
+        Ok((cpus.iter().copied().map(CpuId).collect(), memory))
+    }
+
+    /// Whether a new cell can have these CPUs and so many bytes.
+    ///
+    /// # Errors
+    /// When a CPU is not there or another guest cell's, or memory is short.
+    pub fn check(&self, cpus: &[u32], bytes: u64) -> Result<(), OwnershipError> {
         for &cpu in cpus {
             match self.owner(CpuId(cpu)) {
                 None => return Err(OwnershipError::NoSuchCpu { cpu }),
@@ -105,14 +120,8 @@ impl Ownership {
                 Some(_) => {}
             }
         }
-        let memory = self.take_memory(bytes)?;
-        for (n, cpu) in (0..).zip(&mut self.cpus) {
-            if cpus.contains(&n) {
-                cpu.owner = CpuOwner::Cell(cell);
-            }
-        }
-        self.generation += 1;
-        Ok((cpus.iter().copied().map(CpuId).collect(), memory))
+        let free = self.free_bytes();
+        if bytes > free { Err(OwnershipError::Memory { wanted: bytes, free }) } else { Ok(()) }
     }
 
     /// Takes back what [`take`](Self::take) gave to `cell`, of which `memory` is the memory.
@@ -127,6 +136,10 @@ impl Ownership {
         }
         // Not one byte of the heap stays behind when a cell is gone.
         self.free.shrink_to_fit();
+    }
+
+    /// What was taken is its cell's for good, or what was so has been given back.
+    pub const fn note_change(&mut self) {
         self.generation += 1;
     }
 
@@ -160,7 +173,7 @@ impl Ownership {
         self.free.iter().map(|range| range.len).sum()
     }
 
-    /// How many times something has changed its owner.
+    /// How many times something has changed its owner for good.
     pub const fn generation(&self) -> u64 {
         self.generation
     }
@@ -169,11 +182,8 @@ impl Ownership {
         self.cpus.get(usize::try_from(cpu.0).ok()?)
     }
 
-    fn take_memory(&mut self, bytes: u64) -> Result<Vec<HostRange>, OwnershipError> {
-        let free = self.free_bytes();
-        if bytes > free {
-            return Err(OwnershipError::Memory { wanted: bytes, free });
-        }
+    /// Takes what [`check`](Self::check) has found to be there.
+    fn take_memory(&mut self, bytes: u64) -> Vec<HostRange> {
         let mut taken = Vec::new();
         let mut missing = bytes;
         while missing > 0 {
@@ -181,11 +191,10 @@ impl Ownership {
             let fits = self.free.iter_mut().filter(|r| r.len >= missing).min_by_key(|r| r.len);
             let range = match fits {
                 Some(range) => range,
-                None => self
-                    .free
-                    .iter_mut()
-                    .max_by_key(|r| r.len)
-                    .ok_or(OwnershipError::Memory { wanted: bytes, free })?,
+                None => match self.free.iter_mut().max_by_key(|r| r.len) {
+                    Some(range) => range,
+                    None => break,
+                },
             };
             let len = missing.min(range.len);
             taken.push(HostRange { base: range.base, len });
@@ -194,7 +203,7 @@ impl Ownership {
             missing -= len;
         }
         self.free.shrink_to_fit();
-        Ok(taken)
+        taken
     }
 
     /// Adds `range` to the free memory and joins what touches.
@@ -251,7 +260,7 @@ mod tests {
         for (cpus, bytes, error) in refused {
             assert_eq!(ownership.take(CellId(2), cpus, bytes), Err(error));
             assert_eq!(ownership.owner(CpuId(2)), Some(CpuOwner::Nobody));
-            assert_eq!((ownership.free_bytes(), ownership.generation()), (4 * M, 1));
+            assert_eq!((ownership.free_bytes(), ownership.generation()), (4 * M, 0));
         }
         assert!(ownership.comes_from_root(CpuId(1)) && !ownership.comes_from_root(CpuId(2)));
     }

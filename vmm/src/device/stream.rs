@@ -1,6 +1,9 @@
 //! Byte streams between programs of the root cell and services of the hypervisor: what a
 //! stream transport (virtio-vsock) offers to the services behind it.
 
+/// The most bytes that a peer sends before some of them are consumed.
+pub const WINDOW: u32 = 256 * 1024;
+
 /// One connection, unique since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);

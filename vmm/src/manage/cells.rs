@@ -7,6 +7,9 @@
 mod requests;
 mod work;
 
+#[cfg(test)]
+pub(super) use requests::{HEAP_RESERVE, cell_heap};
+
 use super::platform::{NodeFacts, Platform};
 use crate::cell::config::{CellResources, HostRange};
 use crate::cell::lifecycle::{State, Step};
@@ -67,6 +70,8 @@ struct Cell {
     /// Its memory may hold something of it.
     touched: bool,
     files: Vec<File>,
+    /// It has been *ready*: what it has is its own for good.
+    settled: bool,
     /// Why it is off.
     stopped: Option<String>,
 }
@@ -192,7 +197,7 @@ impl Cells {
         let missing = usize::try_from(file.size - file.arrived).unwrap_or(usize::MAX);
         let piece = data.get(..missing).unwrap_or(data);
         if let Err(error) = platform.load_data(cell.id, file.what, piece) {
-            let why = format!("cell '{}', {}: {error}", cell.resources.name, file.what);
+            let why = format!("cell '{}': {error}", cell.resources.name);
             cell.files.remove(at);
             return (piece.len(), Some(Err(Failure::new(ErrorCode::BAD_FILE, why))));
         }

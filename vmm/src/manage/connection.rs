@@ -1,14 +1,18 @@
 //! One connection of the management channel: its buffers and what it is for.
 
-use crate::device::stream::StreamId;
+use crate::device::stream::{StreamId, WINDOW};
 use crate::hal::CellId;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use bulkhead_abi::frame::{self, Deframer};
+use bulkhead_abi::frame::{self, Deframer, MAX_FRAME};
 use bulkhead_abi::message::{ErrorCode, Failure, Reply, Request, Response};
 
 /// The most bytes of a console or the log that wait for the peer.
 pub(super) const PIECE: usize = 4096;
+
+/// The most heap that one connection holds, in bytes: what the peer may send ahead, which grows
+/// by doubling; a frame that is collected and the request in it; an answer and what it is made of.
+pub(super) const CONNECTION_HEAP: u64 = 2 * WINDOW as u64 + 4 * MAX_FRAME as u64;
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy)]
@@ -92,6 +96,12 @@ impl Connection {
             Role::Unopened | Role::Log { .. } | Role::Console { .. } => true,
             Role::Management | Role::Load { .. } | Role::Closing { .. } => false,
         }
+    }
+
+    /// The heap that it holds for bytes that wait, in bytes.
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> u64 {
+        (self.input.capacity() + self.output.capacity()) as u64
     }
 
     // From the peer.

@@ -65,7 +65,7 @@ impl Default for FakePlatform {
             offline: BTreeSet::new(),
             fail_after: None,
             log: b"booted\n".to_vec(),
-            heap: HeapUse { used: 0, total: 16 << 20 },
+            heap: HeapUse { used: 0, total: 64 << 20 },
             claims: BTreeSet::new(),
             tainted: BTreeSet::new(),
             clean: BTreeSet::new(),

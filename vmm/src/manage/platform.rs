@@ -108,13 +108,13 @@ pub trait Platform {
     /// the same kind.
     ///
     /// # Errors
-    /// When the cell has no use or no room for it.
+    /// When the cell has no use or no room for it; says which file.
     fn load_begin(&mut self, cell: CellId, what: LoadKind, size: u64) -> Result<(), PlatformError>;
 
     /// Takes the next bytes of the file, never more than announced.
     ///
     /// # Errors
-    /// When the cell has no room for it; the file is then void.
+    /// When the cell has no room for it; says which file, which is then void.
     fn load_data(&mut self, cell: CellId, what: LoadKind, data: &[u8]) -> Result<(), PlatformError>;
 
     /// Checks the files, of which all bytes have arrived, and builds the state in which the

@@ -3,9 +3,12 @@
 
 mod sequences;
 
+use super::cells::{HEAP_RESERVE, cell_heap};
+use super::connection::CONNECTION_HEAP;
 use super::fake::{FAILURE, FakePlatform};
 use super::*;
 use crate::cell::ownership::CpuOwner;
+use crate::device::stream::WINDOW;
 use crate::hal::CellId;
 use crate::memory::address::Hpa;
 use bulkhead_abi::frame;
@@ -246,6 +249,10 @@ fn a_cell_from_creation_to_destruction() {
     let cell = bench.running(id, spec("a", &[4, KEPT_BACK.0], 6));
     let info = bench.node_info(id);
     assert_eq!((info.free_cpus, info.free_memory, info.generation), (0, 6 * MEMORY_UNIT, 1));
+    // Nor does a cell count that was given up before it was ready.
+    let given_up = bench.create(id, spec("b", &[3], 1));
+    assert_eq!(bench.ask(id, Body::Destroy { cell: given_up }), Ok(Reply::Done));
+    assert_eq!(bench.node_info(id).generation, 1);
     let uses: Vec<_> = info.cpus.iter().map(|cpu| (cpu.state, cpu.cell)).collect();
     assert_eq!(uses[3..], [(CpuUse::ROOT, None), (CpuUse::CELL, Some(cell)), (CpuUse::CELL, Some(cell))]);
     let shown = bench.show(id, cell);
@@ -360,9 +367,10 @@ fn files_that_are_not_right_leave_the_cell_loading() {
     bench.node.peer_shutdown(bulk);
     assert!(bench.answer(bulk).unwrap_err().message.contains("8 of 9"));
     assert!(bench.node.finished(bulk));
-    // One for which there is no room.
+    // One for which there is no room; which file it is, the platform says.
     bench.platform.fail_after = Some(1);
-    assert!(bench.load(id, cell, kernel, b"good").unwrap_err().message.contains(FAILURE));
+    let failure = bench.load(id, cell, kernel, b"good").unwrap_err();
+    assert_eq!(failure.message, std::format!("cell 'a': {FAILURE}"));
     // A port at which nothing is waited for.
     let bulk = bench.connect(port + 100);
     let hello = Body::Hello { abi: ABI_VERSION, token: TOKEN, follow: None };
@@ -451,7 +459,83 @@ fn without_heap_nothing_new_is_begun_but_cells_can_go() {
     bench.platform.heap.used = bench.platform.heap.total;
     let failure = bench.ask(id, Body::Create { spec: spec("b", &[4], 1) }).unwrap_err();
     assert_eq!(failure.code, ErrorCode::EXHAUSTED);
+    let failure = bench.ask(id, Body::LoadBegin { cell, what: LoadKind::KERNEL, size: 1 }).unwrap_err();
+    assert_eq!(failure.code, ErrorCode::EXHAUSTED);
     assert_eq!(bench.ask(id, Body::Destroy { cell }), Ok(Reply::Done));
+}
+
+#[test]
+fn a_cell_is_refused_whose_heap_is_promised_to_others() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.open(MANAGEMENT_PORT), bench.open(MANAGEMENT_PORT));
+    let total = bench.platform.heap.total;
+    let create = |name: &str, cpus: &[u32]| Body::Create { spec: spec(name, cpus, 1) };
+    bench.platform.heap.used = total - HEAP_RESERVE - cell_heap(1) + 1;
+    let before = bench.node_info(a);
+    assert_eq!(bench.ask(a, create("a", &[3])).unwrap_err().code, ErrorCode::EXHAUSTED);
+    assert_eq!(bench.node_info(a), before);
+    // There is enough for one, and not for two as long as the first is being made.
+    bench.platform.heap.used -= 1;
+    bench.send_request(a, 1, create("a", &[3]));
+    bench.step();
+    bench.send_request(b, 1, create("b", &[4]));
+    bench.step();
+    assert_eq!(bench.responses(b).remove(0).result().unwrap_err().code, ErrorCode::EXHAUSTED);
+    assert!(matches!(bench.answer(a), Ok(Reply::Created { .. })));
+    // What the first took is in use now.
+    bench.platform.heap.used += cell_heap(1);
+    assert_eq!(bench.ask(b, create("b", &[4])).unwrap_err().code, ErrorCode::EXHAUSTED);
+}
+
+#[test]
+fn connections_hold_no_more_than_is_kept_for_them() {
+    let window = usize::try_from(WINDOW).unwrap();
+    // The rest is for one frame that is collected and what is in it.
+    let most = CONNECTION_HEAP - 2 * MAX_FRAME as u64;
+    // A frame that waits for its end; requests that wait for the one before; a file that nobody
+    // takes. Each as much as the window lets through.
+    let unfinished = [&u32::try_from(MAX_FRAME).unwrap().to_le_bytes()[..], &vec![0; MAX_FRAME - 1]].concat();
+    let show = frame::encode(&Request { id: 1, body: Some(Body::Show { cell: 99 }) }).unwrap();
+    for data in [unfinished, show.repeat(window / show.len())] {
+        for (port, piece) in [(MANAGEMENT_PORT, 4096), (MANAGEMENT_PORT, 1000), (LOG_PORT, 4096)] {
+            let mut bench = Bench::new();
+            let id = if port == LOG_PORT { bench.attach(port, true) } else { bench.open(port) };
+            for part in data.chunks(piece) {
+                bench.send(id, part);
+                assert!(bench.node.connections[0].capacity() <= most);
+            }
+            for _ in 0..3 {
+                // Without a reader.
+                let _ = bench.node.work(&mut bench.platform);
+                assert!(bench.node.connections[0].capacity() <= most);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_could_be_made_is_told_and_nothing_is_taken() {
+    let mut bench = Bench::new();
+    let id = bench.open(MANAGEMENT_PORT);
+    bench.create(id, spec("a", &[3, 2], 8));
+    // Whether the CPUs are offline does not matter yet.
+    bench.platform.offline.clear();
+    let before = bench.node_info(id);
+    assert_eq!(bench.ask(id, Body::Check { spec: spec("b", &[4, KEPT_BACK.0], 4) }), Ok(Reply::Done));
+    for (spec, code) in [
+        (spec("b", &[4, 3], 1), ErrorCode::CONFLICT),
+        (spec("b", &[9], 1), ErrorCode::INVALID),
+        (spec("B", &[4], 1), ErrorCode::INVALID),
+        (spec("a", &[4], 1), ErrorCode::CONFLICT),
+        (spec("b", &[4], 5), ErrorCode::EXHAUSTED),
+    ] {
+        let failure = bench.ask(id, Body::Check { spec: spec.clone() }).unwrap_err();
+        assert_eq!(failure.code, code, "{failure}");
+        // It is what creation says.
+        assert_eq!(bench.ask(id, Body::Create { spec }).unwrap_err(), failure);
+    }
+    let info = bench.node_info(id);
+    assert_eq!(NodeInfo { uptime_ns: before.uptime_ns, ..info }, before);
 }
 
 // Hostile peers.

@@ -5,26 +5,33 @@ use crate::cell_file::CellFile;
 use crate::client::{Client, Connector, unexpected};
 use crate::cpus::Hotplug;
 use crate::exit::{Error, Exit};
+use crate::interrupt::Interrupt;
 use crate::render;
-use bulkhead_abi::message::{Body, CellState, CellSummary, LoadKind, Reply, console_port};
+use bulkhead_abi::message::{Body, CellSpec, CellState, CellSummary, LoadKind, Reply, console_port};
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Makes the cell of a file. What was done is put back if something fails.
+/// Makes the cell of a file. What can be found to be wrong is found before a CPU is switched;
+/// what was done is put back if something fails later, or a signal comes.
 pub(super) fn create<C: Connector>(
     path: &Path,
     client: &mut Client<C>,
     hotplug: &Hotplug,
+    interrupt: &Interrupt,
     out: &mut Terminal<impl Write>,
 ) -> Result<(), Error> {
     let file = CellFile::read(path)?;
     file.check_images()?;
     let node = client.node()?;
     let cpus = file.cpus.choose(&node)?;
-    let taken = hotplug.take_offline(&node, &cpus)?;
-    let cell = build(&file, &cpus, client).map_err(|error| error.and(hotplug.bring_online(&taken)))?;
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let spec = file.spec(cpus.clone(), u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX));
+    client.order(Body::Check { spec: spec.clone() })?;
+    let taken = hotplug.take_offline(&node, &cpus, interrupt)?;
+    let cell =
+        build(&file, spec, client, interrupt).map_err(|error| error.and(hotplug.bring_online(&taken)))?;
     let summary = CellSummary {
         cell,
         name: file.name,
@@ -41,27 +48,36 @@ pub(super) fn create<C: Connector>(
 }
 
 /// Has the hypervisor make the cell, and loads it. Returns its number.
-fn build<C: Connector>(file: &CellFile, cpus: &[u32], client: &mut Client<C>) -> Result<u32, Error> {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let wall_clock_ns = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
-    let spec = file.spec(cpus.to_vec(), wall_clock_ns);
+fn build<C: Connector>(
+    file: &CellFile,
+    spec: CellSpec,
+    client: &mut Client<C>,
+    interrupt: &Interrupt,
+) -> Result<u32, Error> {
+    interrupt.check()?;
     let cell = match client.ask(Body::Create { spec })? {
         Reply::Created { cell } => cell,
         other => return Err(unexpected(&other)),
     };
-    match load(file, cell, client) {
+    match load(file, cell, client, interrupt) {
         Ok(()) => Ok(cell),
         Err(error) => Err(error.and(client.order(Body::Destroy { cell }))),
     }
 }
 
-fn load<C: Connector>(file: &CellFile, cell: u32, client: &mut Client<C>) -> Result<(), Error> {
+fn load<C: Connector>(
+    file: &CellFile,
+    cell: u32,
+    client: &mut Client<C>,
+    interrupt: &Interrupt,
+) -> Result<(), Error> {
     let initrd = file.initrd.as_ref().map(|path| (LoadKind::INITRD, path));
     for (what, path) in [(LoadKind::KERNEL, &file.kernel)].into_iter().chain(initrd) {
         let failed = |e: std::io::Error| Error::new(Exit::BadFile, format!("{}: {e}", path.display()));
         let mut image = File::open(path).map_err(failed)?;
         let size = image.metadata().map_err(failed)?.len();
-        client.load(cell, what, path, &mut image, size)?;
+        client.load(cell, what, path, &mut image, size, interrupt)?;
     }
+    interrupt.check()?;
     client.order(Body::LoadFinish { cell })
 }

@@ -14,6 +14,8 @@ use tempfile::TempDir;
 struct Bench {
     dir: TempDir,
     node: FakeNode,
+    /// What the root cell's CPUs are switched by.
+    cpus: PathBuf,
 }
 
 impl Bench {
@@ -23,8 +25,9 @@ impl Bench {
         fake_cpus(&dir.path().join("cpu"), CPUS);
         fs::write(dir.path().join("vmlinuz"), kernel()).unwrap();
         fs::write(dir.path().join("initrd"), [1; 70_000]).unwrap();
-        let node = FakeNode::start(&dir.path().join("cpu"));
-        Self { dir, node }
+        let cpus = dir.path().join("cpu");
+        let node = FakeNode::start(&cpus);
+        Self { dir, node, cpus }
     }
 
     fn file(&self, name: &str, cpus: &str, memory: &str) -> PathBuf {
@@ -40,11 +43,14 @@ impl Bench {
     }
 
     fn run(&self, command: Command, json: bool) -> Result<String, Error> {
+        self.run_until(command, json, &Interrupt::never())
+    }
+
+    fn run_until(&self, command: Command, json: bool, interrupt: &Interrupt) -> Result<String, Error> {
         let mut client = Client::open(self.node.clone(), TOKEN)?;
         let input = fs::File::open("/dev/null").unwrap();
         let mut out = Terminal { json, input, to: Vec::new() };
-        let hotplug = Hotplug::at(self.dir.path().join("cpu"));
-        carry_out(command, &mut client, &hotplug, &mut out)?;
+        carry_out(command, &mut client, &Hotplug::at(&self.cpus), interrupt, &mut out)?;
         Ok(String::from_utf8(out.to).unwrap())
     }
 
@@ -120,9 +126,11 @@ fn destroy_by_force_stops_first_and_leaves_other_cells_alone() {
 
 #[test]
 fn what_cannot_be_created_changes_nothing() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
     bench.run(Command::Create { file: bench.file("db", "[3]", "8M") }, false).unwrap();
     let before = bench.node();
+    // Where a switch of a CPU would be another error.
+    bench.cpus = "/nowhere".into();
     let create =
         |name: &str, cpus: &str, memory: &str| Command::Create { file: bench.file(name, cpus, memory) };
     bench.fails(create("web", "[2, 3]", "8M"), Exit::Conflict, &["has 3", "cell 'db'"]);
@@ -131,6 +139,9 @@ fn what_cannot_be_created_changes_nothing() {
     bench.fails(create("web", "1", "64M"), Exit::Conflict, &["memory is 64 MiB", "56 MiB that are free"]);
     bench.fails(create("db", "1", "8M"), Exit::Conflict, &["name 'db'"]);
     bench.fails(create("web", "0", "8M"), Exit::BadFile, &["web.cell.toml:2: cpus is 0"]);
+    bench.node.platform(|platform| platform.heap.used = platform.heap.total - (1 << 20));
+    bench.fails(create("web", "1", "8M"), Exit::Conflict, &["heap has 1048576 of "]);
+    bench.node.platform(|platform| platform.heap.used = 0);
     assert_eq!(bench.node(), before);
     assert_eq!(bench.offline(), [3]);
 }
@@ -151,13 +162,34 @@ fn a_failure_at_any_call_is_put_back() {
         let error = result.unwrap_err();
         assert!(error.to_string().contains("told to fail"), "after {calls} calls: {error}");
         assert_eq!(bench.offline(), [0; 0], "after {calls} calls");
-        let mut after = bench.node();
-        after["generation"] = before["generation"].clone();
-        assert_eq!(after, before, "after {calls} calls");
+        assert_eq!(bench.node(), before, "after {calls} calls");
         calls += 1;
     }
     // Claims of two CPUs, the building, two files and their end at the least.
     assert!(calls >= 8, "{calls}");
+}
+
+#[test]
+fn a_signal_at_any_time_is_put_back_or_comes_too_late() {
+    let bench = Bench::new();
+    let before = bench.node();
+    let mut looks = 1;
+    loop {
+        let create = Command::Create { file: bench.file("web", "[2, 1]", "8M") };
+        let Err(error) = bench.run_until(create, false, &Interrupt::after(looks)) else { break };
+        assert_eq!(error.exit, Exit::Interrupted, "at look {looks}: {error}");
+        assert_eq!(error.to_string(), "interrupted");
+        assert_eq!(bench.offline(), [0; 0], "at look {looks}");
+        assert_eq!(bench.node(), before, "at look {looks}");
+        looks += 1;
+    }
+    // Before each CPU, the request, each piece of the files, the end.
+    assert!(looks >= 7, "{looks}");
+    assert_eq!(bench.json(Command::List)[0]["state"], "ready");
+    // Destruction is not put back, but done.
+    let destroy = Command::Destroy { cell: web(), force: false };
+    bench.run_until(destroy, false, &Interrupt::after(1)).unwrap();
+    assert_eq!(bench.offline(), [0; 0]);
 }
 
 #[test]

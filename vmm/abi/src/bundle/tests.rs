@@ -307,7 +307,7 @@ fn every_flipped_bit_of_manifest_and_payload_is_noticed() {
 
 prop_compose! {
     fn any_config()(
-        name in "[a-z0-9-]{1,32}",
+        name in "[a-z0-9][a-z0-9_-]{0,31}",
         memory in proptest::option::of(32u64..1 << 30),
         cmdline in "[ -~]{0,300}",
         reserved_cpus in proptest::collection::btree_set(1u32..4096, 0..8),

@@ -126,7 +126,8 @@ pub struct NodeInfo {
     /// Bytes of the hypervisor's heap, used or not.
     #[n(14)]
     pub heap_total: u64,
-    /// How many times a CPU or memory has changed its owner since boot.
+    /// How many times CPUs and memory have changed their owner for good since boot: a cell
+    /// became *ready*, or one that had been ready was destroyed.
     #[n(15)]
     pub generation: u64,
 }

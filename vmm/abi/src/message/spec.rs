@@ -1,13 +1,12 @@
 //! What a cell is to be made of, and the limits of it.
 
 use super::{ErrorCode, Failure};
+use crate::config;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use minicbor::{Decode, Encode};
 
-/// The most bytes of a cell's name.
-pub const MAX_NAME: usize = 32;
 /// The most CPUs of a cell.
 pub const MAX_CPUS: usize = 64;
 /// The most bytes of a kernel's command line: what Linux takes on x86 without its final
@@ -19,8 +18,7 @@ pub const MEMORY_UNIT: u64 = 2 << 20;
 /// What a cell is to be made of.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub struct CellSpec {
-    /// Its name: 1 to [`MAX_NAME`] of `a-z`, `0-9`, `-`, `_`, the first a letter or digit;
-    /// not `root`. No two cells have the same.
+    /// Its name, as [`check_name`] has it. No two cells have the same.
     #[n(0)]
     pub name: String,
     /// Numbers of its CPUs, in the order of its vCPUs: 1 to [`MAX_CPUS`], no two the same,
@@ -70,15 +68,13 @@ pub const ROOT_NAME: &str = "root";
 /// Checks a cell's name.
 ///
 /// # Errors
-/// When it is not as [`CellSpec::name`] says.
+/// When it is not what [`config::check_name`] allows, or [`ROOT_NAME`].
 pub fn check_name(name: &str) -> Result<(), Failure> {
-    let character = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'_';
-    let first = name.bytes().next().is_some_and(|c| c.is_ascii_alphanumeric());
-    if !first || name.len() > MAX_NAME || !name.bytes().all(character) || name == ROOT_NAME {
-        let allowed = "1 to 32 of a-z, 0-9, - and _, the first a letter or digit, not \"root\"";
-        return Err(invalid("name", format!("{name:?}"), allowed));
+    if config::check_name("name", name).is_ok() && name != ROOT_NAME {
+        return Ok(());
     }
-    Ok(())
+    let allowed = format!("{}, not {ROOT_NAME:?}", config::NAME_ALLOWED);
+    Err(invalid("name", format!("{name:?}"), &allowed))
 }
 
 /// Checks the number of a CPU for a guest cell.

@@ -6,6 +6,8 @@ use crate::cell::lifecycle::{State, Step};
 use crate::cell::ownership::{CpuOwner, OwnershipError};
 use crate::device::stream::StreamId;
 use crate::hal::{CellId, CpuId};
+use crate::manage::MAX_CONNECTIONS;
+use crate::manage::connection::CONNECTION_HEAP;
 use crate::manage::platform::{Platform, PlatformError};
 use alloc::format;
 use alloc::string::{String, ToString as _};
@@ -18,9 +20,16 @@ use bulkhead_abi::message::{
 /// How long the root cell may take to park a CPU that it has turned off.
 const CLAIM_TIMEOUT_NS: u64 = 1_000_000_000;
 
-/// Requests that need heap are refused when less than this is left of it, so that the
-/// hypervisor always has some for itself.
-const HEAP_RESERVE: u64 = 1 << 20;
+/// Requests that need heap are refused when less than this would be left of it: what all
+/// connections together can come to hold, and some for the hypervisor itself.
+pub(in crate::manage) const HEAP_RESERVE: u64 = MAX_CONNECTIONS as u64 * CONNECTION_HEAP + (1 << 20);
+
+/// The most heap that a cell with so many CPUs needs, in bytes: its board with the console's
+/// 64 KiB, permission maps and lists; a page each, or a few, for a vCPU's registers, APIC and
+/// mailbox.
+pub(in crate::manage) const fn cell_heap(cpus: usize) -> u64 {
+    (256 << 10) + cpus as u64 * (64 << 10)
+}
 
 impl Cells {
     /// Carries out, or begins, the request `id` of the connection `stream`. Without a reply
@@ -40,6 +49,10 @@ impl Cells {
             Body::NodeInfo => Reply::Node(self.node_info(platform)),
             Body::List => Reply::Cells(self.cells.iter().map(summary).collect()),
             Body::Show { cell } => Reply::Cell(self.show(cell, platform)?),
+            Body::Check { spec } => {
+                self.check(&spec, platform)?;
+                Reply::Done
+            }
             Body::Create { spec } => {
                 self.create((stream, id), spec, platform)?;
                 return Ok(None);
@@ -53,7 +66,7 @@ impl Cells {
             }
             Body::Start { cell } => {
                 let cell = self.cell_for(cell, Step::Start)?;
-                platform.start_cell(cell.id).map_err(|e| failed(cell, "start", &e))?;
+                platform.start_cell(cell.id).map_err(|e| failed(cell, &e))?;
                 cell.step(Step::Start);
                 Reply::Done
             }
@@ -81,19 +94,26 @@ impl Cells {
         cell.may(step).map(|()| cell)
     }
 
-    fn create(
-        &mut self,
-        asker: (StreamId, u32),
-        spec: CellSpec,
-        platform: &mut dyn Platform,
-    ) -> Result<(), Failure> {
+    /// Whether a cell can be made of `spec` now, as far as its CPUs' leaving of the root cell
+    /// is not to be waited for.
+    fn check(&self, spec: &CellSpec, platform: &dyn Platform) -> Result<(), Failure> {
         spec.validate()?;
         if let Some(other) = self.cells.iter().find(|cell| cell.resources.name == spec.name) {
             let why = format!("name '{}' is that of {}; allowed: one that no cell has", spec.name, other.id);
             let failure = Failure::field(ErrorCode::CONFLICT, "name", &spec.name, "one that no cell has");
             return Err(failure.saying(why));
         }
-        check_heap(platform)?;
+        self.check_heap(cell_heap(spec.cpus.len()), platform)?;
+        self.ownership.check(&spec.cpus, spec.memory).map_err(|error| self.cannot_have(&error))
+    }
+
+    fn create(
+        &mut self,
+        asker: (StreamId, u32),
+        spec: CellSpec,
+        platform: &mut dyn Platform,
+    ) -> Result<(), Failure> {
+        self.check(&spec, platform)?;
         let id = self.next_cell();
         let (cpus, memory) =
             self.ownership.take(id, &spec.cpus, spec.memory).map_err(|error| self.cannot_have(&error))?;
@@ -111,6 +131,8 @@ impl Cells {
             boot_wall_clock_ns: spec.wall_clock_ns.saturating_sub(platform.now_ns()),
         };
         let deadline_ns = platform.now_ns().saturating_add(CLAIM_TIMEOUT_NS);
+        // No more than it takes, so that the heap's use tells what there is.
+        self.cells.reserve_exact(1);
         self.cells.push(Cell {
             id,
             resources,
@@ -121,6 +143,7 @@ impl Cells {
             prepared: false,
             touched: false,
             files: Vec::new(),
+            settled: false,
             stopped: None,
         });
         self.last_cell = id.0;
@@ -180,6 +203,7 @@ impl Cells {
         platform: &mut dyn Platform,
     ) -> Result<u32, Failure> {
         let port = self.next_load();
+        self.check_heap(0, platform)?;
         let cell = self.cell_for(number, Step::LoadBegin)?;
         if what != LoadKind::KERNEL && what != LoadKind::INITRD {
             return Err(Failure::field(ErrorCode::INVALID, "what", what.0, "0 (kernel), 1 (initrd)"));
@@ -190,10 +214,9 @@ impl Cells {
             let why = format!("{what}: size is {size} bytes; allowed: {allowed}");
             return Err(Failure::field(ErrorCode::INVALID, "size", size, &allowed).saying(why));
         }
-        check_heap(platform)?;
         // One of this kind that was begun earlier is void, even if this one cannot be begun.
         cell.files.retain(|file| file.what != what);
-        platform.load_begin(cell.id, what, size).map_err(|e| failed(cell, &what.to_string(), &e))?;
+        platform.load_begin(cell.id, what, size).map_err(|e| failed(cell, &e))?;
         cell.files.push(File { what, port, size, arrived: 0 });
         self.last_load = port - BULK_PORTS;
         Ok(port)
@@ -226,8 +249,27 @@ impl Cells {
         })?;
         cell.files = Vec::new();
         cell.creator = None;
+        cell.settled = true;
         cell.step(Step::LoadFinish);
+        self.ownership.note_change();
         Ok(())
+    }
+
+    /// Whether the heap has `needed` bytes more than what is promised already: to cells that
+    /// are being made, to connections, and to the hypervisor itself.
+    fn check_heap(&self, needed: u64, platform: &dyn Platform) -> Result<(), Failure> {
+        let unmade = self.cells.iter().filter(|cell| !cell.prepared);
+        let promised: u64 = unmade.map(|cell| cell_heap(cell.resources.cpus.len())).sum();
+        let (heap, needed) = (platform.heap(), needed + promised + HEAP_RESERVE);
+        let left = heap.total.saturating_sub(heap.used);
+        if left >= needed {
+            return Ok(());
+        }
+        let why = format!(
+            "the hypervisor's heap has {left} of {} bytes left; {needed} are needed for this: destroy a cell first",
+            heap.total
+        );
+        Err(Failure::new(ErrorCode::EXHAUSTED, why))
     }
 
     fn show(&self, number: u32, platform: &mut dyn Platform) -> Result<CellDetails, Failure> {
@@ -320,21 +362,8 @@ fn numbers(cpus: impl Iterator<Item = CpuId>) -> String {
     cpus.map(|cpu| cpu.0.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-fn check_heap(platform: &dyn Platform) -> Result<(), Failure> {
-    let heap = platform.heap();
-    let left = heap.total.saturating_sub(heap.used);
-    if left >= HEAP_RESERVE {
-        return Ok(());
-    }
-    let why = format!(
-        "the hypervisor's heap has {left} of {} bytes left; {HEAP_RESERVE} are needed for this: destroy a cell first",
-        heap.total
-    );
-    Err(Failure::new(ErrorCode::EXHAUSTED, why))
-}
-
-fn failed(cell: &Cell, what: &str, error: &PlatformError) -> Failure {
-    Failure::new(ErrorCode::PLATFORM, format!("cell '{}', {what}: {error}", cell.resources.name))
+fn failed(cell: &Cell, error: &PlatformError) -> Failure {
+    Failure::new(ErrorCode::PLATFORM, format!("cell '{}': {error}", cell.resources.name))
 }
 
 fn no_cell(number: u32) -> Failure {

@@ -80,6 +80,9 @@ impl Cells {
         let cell = self.cells.remove(index);
         self.cells.shrink_to_fit();
         self.ownership.give_back(cell.id, &cell.resources.memory);
+        if cell.settled {
+            self.ownership.note_change();
+        }
         for cpu in &cell.resources.cpus {
             if self.ownership.comes_from_root(*cpu) {
                 platform.release_cpu(*cpu);

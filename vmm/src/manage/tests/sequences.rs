@@ -30,6 +30,7 @@ fn body() -> impl Strategy<Value = Body> {
         3 => cell.clone().prop_map(|cell| Body::LoadFinish { cell }),
         3 => cell.clone().prop_map(|cell| Body::Start { cell }),
         2 => cell.clone().prop_map(|cell| Body::Stop { cell }),
+        1 => (1u32..7).prop_map(|cpu| Body::Check { spec: spec("b", &[cpu], 3) }),
         2 => cell.clone().prop_map(|cell| Body::Destroy { cell }),
         1 => cell.prop_map(|cell| Body::Show { cell }),
         1 => Just(Body::NodeInfo),

@@ -3,7 +3,7 @@
 use super::credit::{Inbound, Outbound};
 use super::packet::{Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM};
 use super::{GUEST_CID, HOST_CID};
-use crate::device::stream::{StreamId, StreamServices};
+use crate::device::stream::{StreamId, StreamServices, WINDOW};
 
 /// An established connection. The peer is always the one that opened it.
 #[derive(Debug)]
@@ -159,7 +159,7 @@ impl Connection {
             kind: TYPE_STREAM,
             op,
             flags,
-            buf_alloc: Inbound::WINDOW,
+            buf_alloc: WINDOW,
             fwd_cnt: self.inbound.tell(),
         }
     }

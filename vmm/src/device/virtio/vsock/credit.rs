@@ -1,6 +1,8 @@
 //! Flow control of one connection (virtio 1.2, 5.10.6.3). All counts are of bytes since the
 //! connection began, modulo 2^32.
 
+use crate::device::stream::WINDOW;
+
 /// The largest window of a peer that is made use of: far more than any has, and so small that
 /// of two counts it is always clear which is the older.
 const MAX_PEER_WINDOW: u32 = 1 << 30;
@@ -15,9 +17,6 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    /// The window of each connection, in bytes.
-    pub(super) const WINDOW: u32 = 256 * 1024;
-
     /// Counts `len` bytes as received; `false` when the peer had no credit for them.
     pub(super) fn receive(&mut self, len: u32) -> bool {
         let fits = len <= self.free();
@@ -44,12 +43,12 @@ impl Inbound {
     /// believes that it must not send at all.
     pub(super) fn update_due(&self) -> bool {
         let news = self.consumed.wrapping_sub(self.told);
-        news >= Self::WINDOW / 4 || news != 0 && self.free() == 0
+        news >= WINDOW / 4 || news != 0 && self.free() == 0
     }
 
     /// How much the peer may send, as it knows.
     fn free(&self) -> u32 {
-        Self::WINDOW.saturating_sub(self.received.wrapping_sub(self.told))
+        WINDOW.saturating_sub(self.received.wrapping_sub(self.told))
     }
 }
 
@@ -98,8 +97,8 @@ mod tests {
     #[test]
     fn inbound_counts_against_what_the_peer_was_told() {
         let mut inbound = Inbound { received: u32::MAX, consumed: u32::MAX, told: u32::MAX };
-        assert!(!inbound.receive(Inbound::WINDOW + 1));
-        assert!(inbound.receive(Inbound::WINDOW));
+        assert!(!inbound.receive(WINDOW + 1));
+        assert!(inbound.receive(WINDOW));
         assert!(!inbound.update_due());
         inbound.consume(1);
         assert!(inbound.update_due(), "the peer believes that it must not send");
@@ -108,9 +107,9 @@ mod tests {
         assert!(!inbound.receive(2));
         assert!(inbound.receive(1));
         inbound.consume(usize::MAX);
-        assert_eq!(inbound.tell(), Inbound::WINDOW);
-        assert!(inbound.receive(Inbound::WINDOW / 4));
-        inbound.consume(Inbound::WINDOW as usize / 4 - 1);
+        assert_eq!(inbound.tell(), WINDOW);
+        assert!(inbound.receive(WINDOW / 4));
+        inbound.consume(WINDOW as usize / 4 - 1);
         assert!(!inbound.update_due());
         inbound.consume(1);
         assert!(inbound.update_due());

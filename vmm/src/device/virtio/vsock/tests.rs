@@ -4,9 +4,9 @@ mod flow;
 mod guest;
 
 use super::*;
+use crate::device::stream::WINDOW;
 use crate::device::virtio::driver::{INDIRECT, NEXT, get};
 use crate::memory::address::Gpa;
-use credit::Inbound;
 use guest::{Guest, REFUSED, Services, Told, packet};
 use packet::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
@@ -39,7 +39,7 @@ fn a_connection_opens_carries_bytes_and_closes() {
         kind: 1,
         op: Op::RESPONSE,
         flags: 0,
-        buf_alloc: Inbound::WINDOW,
+        buf_alloc: WINDOW,
         fwd_cnt: 0,
     };
     assert_eq!(guest.received(), [(expected, std::vec![])]);
@@ -158,7 +158,7 @@ fn a_reset_ends_a_connection_in_each_state() {
 
 #[test]
 fn what_breaks_the_protocol_resets_its_connection() {
-    let over = Inbound::WINDOW + 1;
+    let over = WINDOW + 1;
     let good = packet(700, Op::RW, 4);
     let cases = [
         ("second request", packet(700, Op::REQUEST, 0), 0),
@@ -194,7 +194,7 @@ fn sending_without_credit_resets_the_connection() {
         assert_eq!(guest.exchange(&mut services, &packet(700, Op::RW, 0x1_0000), &[1; 0x1_0000]), []);
     }
     assert_eq!(guest.exchange(&mut services, &packet(700, Op::RW, 1), &[1]), [Op::RST]);
-    assert_eq!(services.last().incoming.len(), Inbound::WINDOW as usize);
+    assert_eq!(services.last().incoming.len(), WINDOW as usize);
 }
 
 #[test]
