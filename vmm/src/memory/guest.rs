@@ -72,7 +72,7 @@ pub(crate) mod fake {
     use std::vec::Vec;
 
     /// `size` bytes of RAM from guest physical address `base`.
-    #[derive(Debug)]
+    #[derive(Debug, Clone, PartialEq)]
     pub(crate) struct FakeMemory {
         base: u64,
         bytes: RefCell<Vec<u8>>,

@@ -2,9 +2,10 @@
 //! of instructions that exit.
 //!
 //! A guest's access to a page that is no RAM exits with the guest physical address alone.
-//! [`emulate_mmio`] fetches the instruction (unless the CPU delivered its bytes), decodes
-//! it with iced-x86, finds its operands through the guest's page tables and carries it out
-//! on registers, RAM and an [`MmioBus`].
+//! [`DecodeCache::decode`] fetches the instruction (unless the CPU delivered its bytes) and says
+//! what it is: one that it has decoded before, one of the common moves, or what iced-x86 makes
+//! of it. [`emulate_mmio`] carries it out on registers, RAM and an [`MmioBus`]: a common move at
+//! the place that exited, anything else through the guest's page tables.
 //!
 //! Between the exit and the fetch another vCPU may have changed the instruction, the
 //! registers' targets or the page tables. Nothing here trusts that they are the same:
@@ -15,30 +16,35 @@
 //! An instruction is a bounded amount of work: at most two operands, and one iteration of a
 //! repeated string instruction, after which the guest is entered again. Not done: the
 //! single-step trap (RFLAGS.TF) after an emulated instruction, atomicity of LOCK and XCHG on
-//! device registers, SSE and x87 operands, accesses that lie across a page's border in a
-//! device.
+//! device registers, SSE and x87 operands, shifts, multiplication, division and branches with
+//! an operand in a device, accesses that lie across a page's border in a device.
 
 mod alu;
+mod cache;
 mod control;
 #[cfg(test)]
 pub(crate) mod fake;
 mod fetch;
 mod machine;
 mod port;
+mod predecode;
 #[cfg(test)]
 #[expect(clippy::cast_possible_truncation, reason = "tests cut numbers on purpose")]
 mod tests;
 
+pub use cache::{DecodeCache, Decoded};
 pub use control::{ControlAccess, InstructionKind, control_access, instruction_length};
 pub use fetch::InstructionBytes;
 pub use port::{PortBus, string_port};
 
+use super::exit::NestedFault;
 use super::paging::{Access, TranslateError};
 use super::state::{ControlRegister, CpuState, GENERAL_PROTECTION, Gpr, Injection};
 use crate::device::bus::Width;
 use crate::memory::address::{Gpa, Gva};
 use crate::memory::guest::{GuestMemory, GuestMemoryError};
 use alu::{Binary, BitOperation, Unary};
+use cache::Form;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
 use machine::{Machine, Place, width_of};
 use thiserror::Error;
@@ -131,32 +137,45 @@ pub fn warm_up() {
 
 /// Moves RIP over an instruction of `length` bytes that has been carried out. The interrupt
 /// shadow and RFLAGS.RF end with it.
-pub fn advance(cpu: &mut dyn CpuState, length: u8) {
+pub fn advance<C: CpuState + ?Sized>(cpu: &mut C, length: u8) {
     let rip = cpu.rip().wrapping_add(u64::from(length));
     cpu.set_rip(fetch::linear(cpu, rip));
     cpu.set_rflags(cpu.rflags() & !RFLAGS_RF);
 }
 
-/// Carries out the instruction at CS:RIP, which exited because it touched `fault_gpa`, and
-/// moves RIP on. All accesses to the page of `fault_gpa` go to `bus`, all others must be
-/// RAM. `instruction_bytes` are those that the CPU's decode assist delivered, if it did.
+/// Carries out `decoded`, the instruction at CS:RIP, which exited as `fault`, and moves RIP on.
+/// All accesses to the page of the fault go to `bus`, all others must be RAM.
 ///
 /// # Errors
 /// [`EmulateError`]. A repeated string instruction is not an error but moves on only after
 /// its last iteration.
-pub fn emulate_mmio(
+pub fn emulate_mmio<C: CpuState, B: MmioBus>(
+    cpu: &mut C,
+    memory: &dyn GuestMemory,
+    decoded: &Decoded,
+    fault: &NestedFault,
+    bus: &mut B,
+) -> Result<(), EmulateError> {
+    match &decoded.form {
+        Form::Move(common) if common.carry_out(cpu, fault, bus) => Ok(()),
+        _ => emulate_any(cpu, memory, decoded, fault.gpa.page_base(), bus),
+    }
+}
+
+/// Carries out `decoded`, which exited for an access to `device_page`.
+#[cold]
+fn emulate_any(
     cpu: &mut dyn CpuState,
     memory: &dyn GuestMemory,
-    instruction_bytes: Option<&[u8]>,
-    fault_gpa: Gpa,
+    decoded: &Decoded,
+    device_page: Gpa,
     bus: &mut dyn MmioBus,
 ) -> Result<(), EmulateError> {
-    let (instruction, bytes) = fetch::decode(cpu, memory, instruction_bytes)?;
-    let device_page = fault_gpa.page_base();
+    let instruction = decoded.instruction(cpu)?;
+    let bytes = decoded.bytes;
     let mut machine = Machine { cpu, memory, bus, device_page, touches_device: false, bytes, popped: 0 };
     if execute(&mut machine, &instruction)? {
-        // An instruction has at most 15 bytes.
-        advance(cpu, u8::try_from(instruction.len()).unwrap_or_default());
+        advance(cpu, decoded.length());
     }
     Ok(())
 }

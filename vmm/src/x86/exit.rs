@@ -19,6 +19,9 @@ pub struct NestedFault {
     pub execute: bool,
     /// The access was of the walk of the guest's own page tables.
     pub table_walk: bool,
+    /// The access was of the delivery of an event (its stack or descriptors), not of the
+    /// instruction at CS:RIP.
+    pub delivery: bool,
     /// Stage 2 has a page there, it only forbids this access.
     pub present: bool,
 }
@@ -281,8 +284,14 @@ mod tests {
             repeat: false,
             next_rip: 0,
         };
-        let fault =
-            NestedFault { gpa: Gpa::new(0), write: false, execute: false, table_walk: false, present: false };
+        let fault = NestedFault {
+            gpa: Gpa::new(0),
+            write: false,
+            execute: false,
+            table_walk: false,
+            delivery: false,
+            present: false,
+        };
         let exits = [
             (Exit::HostInterrupt, "interrupt"),
             (Exit::HostNmi, "nmi"),

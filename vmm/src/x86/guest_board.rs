@@ -182,6 +182,8 @@ impl<M: Machine, G: GuestMemory> GuestBoard<M, G> {
 }
 
 impl<M: Machine, G: GuestMemory> Board for GuestBoard<M, G> {
+    type Memory = G;
+
     fn role(&self) -> Role {
         Role::Guest
     }
@@ -202,7 +204,7 @@ impl<M: Machine, G: GuestMemory> Board for GuestBoard<M, G> {
         self.boot_wall_clock_ns.saturating_add(self.started_ns.load(Ordering::Relaxed))
     }
 
-    fn memory(&self) -> &dyn GuestMemory {
+    fn memory(&self) -> &G {
         &self.memory
     }
 

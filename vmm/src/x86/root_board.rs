@@ -207,6 +207,8 @@ pub(super) fn deliver(
 }
 
 impl<M: Machine, G: GuestMemory, I: IoApicHardware> Board for RootBoard<M, G, I> {
+    type Memory = G;
+
     fn role(&self) -> Role {
         Role::Root
     }
@@ -227,7 +229,7 @@ impl<M: Machine, G: GuestMemory, I: IoApicHardware> Board for RootBoard<M, G, I>
         self.machine.wall_clock_base_ns()
     }
 
-    fn memory(&self) -> &dyn GuestMemory {
+    fn memory(&self) -> &G {
         &self.memory
     }
 

@@ -15,8 +15,8 @@ pub use report::exit_counts;
 
 use super::cpuid::{CpuidView, Topology, XCR0_ALLOWED, cpuid};
 use super::emulate::{
-    self, ControlAccess, EmulateError, InstructionBytes, InstructionKind, MmioBus, control_access,
-    emulate_mmio, instruction_length,
+    self, ControlAccess, DecodeCache, EmulateError, InstructionBytes, InstructionKind, MmioBus,
+    control_access, emulate_mmio, instruction_length,
 };
 use super::exit::{EXIT_KINDS, Exit, NestedFault, PortAccess, VirtualCpu};
 use super::interrupt::InterruptMessage;
@@ -36,6 +36,9 @@ use alloc::sync::Arc;
 /// The board a vCPU sits on: everything of its cell that it shares with other vCPUs, and
 /// the machine behind it. Called without any lock held.
 pub trait Board {
+    /// The cell's memory, as the hypervisor reaches it.
+    type Memory: GuestMemory;
+
     /// What the cell is to the node.
     fn role(&self) -> Role;
     /// The machine's counter.
@@ -47,7 +50,7 @@ pub trait Board {
     /// Wall-clock nanoseconds since 1970 at counter zero of the cell.
     fn wall_clock_base_ns(&self) -> u64;
     /// The cell's memory.
-    fn memory(&self) -> &dyn GuestMemory;
+    fn memory(&self) -> &Self::Memory;
     /// The machine's CPUID.
     fn machine_cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4];
     /// One of the machine's MSRs that the table in `msr.rs` lets be read.
@@ -164,6 +167,7 @@ pub struct Vcpu {
     nmi_blocked: bool,
     system_time_msr: u64,
     wall_clock_msr: u64,
+    decoder: DecodeCache,
     counts: Arc<VcpuCounts>,
     history: [ExitRecord; HISTORY],
     next_record: usize,
@@ -189,6 +193,7 @@ impl Vcpu {
             nmi_blocked: false,
             system_time_msr: 0,
             wall_clock_msr: 0,
+            decoder: DecodeCache::default(),
             counts,
             history: [ExitRecord::default(); HISTORY],
             next_record: 0,
@@ -375,7 +380,7 @@ impl Vcpu {
         let length = match hw.next_rip() {
             // The CPU tells it; an instruction has at most 15 bytes.
             Some(next) => low_byte(next.wrapping_sub(hw.rip())) & 15,
-            None => match instruction_length(hw, board.memory(), kind) {
+            None => match instruction_length(&mut self.decoder, hw, board.memory(), kind) {
                 Ok(length) => length,
                 Err(error) => return self.emulation_failed(hw, error),
             },
@@ -386,6 +391,11 @@ impl Vcpu {
 
     /// Turns an error of the emulator into a fault of the guest or a failure of the cell.
     fn emulation_failed<H: VirtualCpu>(&self, hw: &mut H, error: EmulateError) -> Result<(), Failure> {
+        if error == EmulateError::Retry {
+            // The CPU may have come here by a translation that the guest's tables no longer
+            // have, and would do so again for ever.
+            hw.flush_translations();
+        }
         match error.deliver(hw) {
             Ok(()) => Ok(()),
             Err(EmulateError::Undecodable { bytes, rip }) => Err(Failure::Undecodable { bytes, rip }),
@@ -426,7 +436,8 @@ impl Vcpu {
     }
 
     fn write_cr8<H: VirtualCpu, B: Board>(&mut self, hw: &mut H, board: &B) -> Result<(), Failure> {
-        match control_access(hw, board.memory(), hw.instruction_bytes()) {
+        let decoded = self.decoder.decode(hw, board.memory(), hw.instruction_bytes());
+        match decoded.and_then(|decoded| control_access(hw, &decoded)) {
             Ok((ControlAccess::Write { register: 8, value }, length)) => {
                 if value > 15 {
                     hw.inject(GENERAL_PROTECTION);
@@ -438,7 +449,7 @@ impl Vcpu {
                 Ok(())
             }
             // Another instruction stands there by now: it is executed.
-            Ok(_) => Ok(()),
+            Ok(_) => self.emulation_failed(hw, EmulateError::Retry),
             Err(error) => self.emulation_failed(hw, error),
         }
     }
@@ -451,7 +462,10 @@ impl Vcpu {
     ) -> Result<(), Failure> {
         let PortAccess { port, width, input, string, repeat: _, next_rip } = access;
         if string {
-            return match emulate::string_port(hw, board.memory(), &access, &mut Ports { board }) {
+            let done = self.decoder.decode(hw, board.memory(), None).and_then(|decoded| {
+                emulate::string_port(hw, board.memory(), &decoded, &access, &mut Ports { board })
+            });
+            return match done {
                 Ok(()) => Ok(()),
                 Err(error) => self.emulation_failed(hw, error),
             };
@@ -482,14 +496,14 @@ impl Vcpu {
         if fault.execute {
             return Err(Failure::NotRam { what: "instructions", gpa: fault.gpa });
         }
-        let mut bytes = [0; 15];
-        let fetched = hw.instruction_bytes().map(|b| {
-            bytes[..b.len()].copy_from_slice(b);
-            b.len()
-        });
+        if fault.delivery {
+            // What is at CS:RIP has not begun.
+            return Err(Failure::NotRam { what: "stack or descriptors of an event", gpa: fault.gpa });
+        }
+        let decoded = self.decoder.decode(hw, board.memory(), hw.instruction_bytes());
         let now = board.host_counter().wrapping_add(hw.counter_offset());
         let mut bus = Memory { vcpu: self, board, posted, now };
-        let result = emulate_mmio(hw, board.memory(), fetched.map(|len| &bytes[..len]), fault.gpa, &mut bus);
+        let result = decoded.and_then(|decoded| emulate_mmio(hw, board.memory(), &decoded, &fault, &mut bus));
         match result {
             Ok(()) => Ok(()),
             Err(error) => self.emulation_failed(hw, error),

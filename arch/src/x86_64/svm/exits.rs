@@ -89,6 +89,7 @@ pub fn decode(vmcb: &Vmcb) -> Exit {
                 write: info & 1 << 1 != 0,
                 execute: info & 1 << 4 != 0,
                 table_walk: info & 1 << 33 != 0,
+                delivery: control.exitintinfo & EVENT_VALID != 0,
             })
         }
         ExitCode::SHUTDOWN => Exit::Shutdown,
@@ -221,7 +222,15 @@ mod tests {
         assert!(f.present && f.write && !f.execute && !f.table_walk);
         assert_eq!(f.gpa, Gpa::new(0xfec0_0010));
         let Exit::NestedFault(f) = exit(0x400, 0x2_0000_0014, 0) else { panic!() };
-        assert!(!f.present && f.execute && f.table_walk);
+        assert!(!f.present && f.execute && f.table_walk && !f.delivery);
+        // The push of an interrupt's frame, and of `int 0x21`'s, to what is no RAM.
+        for event in [0x8000_0021, 0x8000_0421] {
+            let mut vmcb = Vmcb::zeroed();
+            (vmcb.control.exitcode, vmcb.control.exitinfo1) = (0x400, 0x1_0000_0006);
+            vmcb.control.exitintinfo = event;
+            let Exit::NestedFault(f) = decode(&vmcb) else { panic!() };
+            assert!(f.delivery && f.write, "{event:#x}");
+        }
     }
 
     #[test]

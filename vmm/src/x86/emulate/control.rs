@@ -1,8 +1,9 @@
 //! Instructions that exit by themselves, on CPUs that do not tell where the next one is.
 
-use super::fetch::{decode, fetch};
+use super::EmulateError;
+use super::cache::{DecodeCache, Decoded, Form};
+use super::fetch::fetch;
 use super::machine::gpr_of;
-use super::{EmulateError, InstructionBytes};
 use crate::memory::guest::GuestMemory;
 use crate::x86::state::{ControlRegister, CpuState, Gpr};
 use iced_x86::{Mnemonic, Register};
@@ -29,24 +30,25 @@ pub enum InstructionKind {
 }
 
 impl InstructionKind {
-    /// The encoding without superfluous prefixes, and the decoder's name.
-    const fn encoding(self) -> (&'static [u8], Mnemonic) {
+    /// The encoding without superfluous prefixes as a number, the first byte lowest; its
+    /// length in bytes, and the decoder's name.
+    const fn encoding(self) -> (u64, u8, Mnemonic) {
         match self {
-            Self::Cpuid => (&[0x0f, 0xa2], Mnemonic::Cpuid),
-            Self::Hlt => (&[0xf4], Mnemonic::Hlt),
-            Self::Invd => (&[0x0f, 0x08], Mnemonic::Invd),
-            Self::Monitor => (&[0x0f, 0x01, 0xc8], Mnemonic::Monitor),
-            Self::Mwait => (&[0x0f, 0x01, 0xc9], Mnemonic::Mwait),
-            Self::Pause => (&[0xf3, 0x90], Mnemonic::Pause),
-            Self::Rdmsr => (&[0x0f, 0x32], Mnemonic::Rdmsr),
-            Self::Rdpmc => (&[0x0f, 0x33], Mnemonic::Rdpmc),
-            Self::Rdtsc => (&[0x0f, 0x31], Mnemonic::Rdtsc),
-            Self::Rdtscp => (&[0x0f, 0x01, 0xf9], Mnemonic::Rdtscp),
-            Self::Vmcall => (&[0x0f, 0x01, 0xc1], Mnemonic::Vmcall),
-            Self::Vmmcall => (&[0x0f, 0x01, 0xd9], Mnemonic::Vmmcall),
-            Self::Wbinvd => (&[0x0f, 0x09], Mnemonic::Wbinvd),
-            Self::Wrmsr => (&[0x0f, 0x30], Mnemonic::Wrmsr),
-            Self::Xsetbv => (&[0x0f, 0x01, 0xd1], Mnemonic::Xsetbv),
+            Self::Cpuid => (0xa20f, 2, Mnemonic::Cpuid),
+            Self::Hlt => (0xf4, 1, Mnemonic::Hlt),
+            Self::Invd => (0x080f, 2, Mnemonic::Invd),
+            Self::Monitor => (0xc8_010f, 3, Mnemonic::Monitor),
+            Self::Mwait => (0xc9_010f, 3, Mnemonic::Mwait),
+            Self::Pause => (0x90f3, 2, Mnemonic::Pause),
+            Self::Rdmsr => (0x320f, 2, Mnemonic::Rdmsr),
+            Self::Rdpmc => (0x330f, 2, Mnemonic::Rdpmc),
+            Self::Rdtsc => (0x310f, 2, Mnemonic::Rdtsc),
+            Self::Rdtscp => (0xf9_010f, 3, Mnemonic::Rdtscp),
+            Self::Vmcall => (0xc1_010f, 3, Mnemonic::Vmcall),
+            Self::Vmmcall => (0xd9_010f, 3, Mnemonic::Vmmcall),
+            Self::Wbinvd => (0x090f, 2, Mnemonic::Wbinvd),
+            Self::Wrmsr => (0x300f, 2, Mnemonic::Wrmsr),
+            Self::Xsetbv => (0xd1_010f, 3, Mnemonic::Xsetbv),
         }
     }
 }
@@ -55,27 +57,24 @@ impl InstructionKind {
 ///
 /// # Errors
 /// [`EmulateError::Retry`] when another instruction is there now; else as
-/// [`emulate_mmio`](super::emulate_mmio).
-pub fn instruction_length(
-    cpu: &dyn CpuState,
-    memory: &dyn GuestMemory,
+/// [`DecodeCache::decode`].
+pub fn instruction_length<C: CpuState, M: GuestMemory>(
+    cache: &mut DecodeCache,
+    cpu: &C,
+    memory: &M,
     expected: InstructionKind,
 ) -> Result<u8, EmulateError> {
-    let (plain, mnemonic) = expected.encoding();
-    // The common case, without the decoder's cost.
-    let bytes = fetch(cpu, memory, false)?;
-    if bytes.as_slice().starts_with(plain) {
-        return length(plain.len(), &bytes, cpu);
+    let (plain, length, mnemonic) = expected.encoding();
+    // The common case, without a decoder. All it needs is in the first 8 bytes.
+    let bytes = fetch(cpu, memory, 8)?;
+    if (bytes.low() ^ plain) << (64 - 8 * u32::from(length)) == 0 && bytes.len() >= length.into() {
+        return Ok(length);
     }
-    let (instruction, bytes) = decode(cpu, memory, Some(bytes.as_slice()))?;
-    if instruction.mnemonic() != mnemonic {
-        return Err(EmulateError::Retry);
+    let decoded = cache.decode(cpu, memory, None)?;
+    match decoded.form {
+        Form::Other(i) if i.mnemonic() == mnemonic => Ok(decoded.length()),
+        _ => Err(EmulateError::Retry),
     }
-    length(instruction.len(), &bytes, cpu)
-}
-
-fn length(len: usize, bytes: &InstructionBytes, cpu: &dyn CpuState) -> Result<u8, EmulateError> {
-    u8::try_from(len).map_err(|_| EmulateError::Undecodable { bytes: *bytes, rip: cpu.rip() })
 }
 
 /// What an instruction does to a control register.
@@ -97,21 +96,15 @@ pub enum ControlAccess {
     },
 }
 
-/// What the instruction at CS:RIP, which exited for an access to a control register, wants,
-/// and its length in bytes. Nothing is carried out.
+/// What `decoded`, the instruction at CS:RIP, which exited for an access to a control register,
+/// wants, and its length in bytes. Nothing is carried out.
 ///
 /// # Errors
-/// [`EmulateError::Retry`] when another instruction is there now; else as
-/// [`emulate_mmio`](super::emulate_mmio). SMSW and LMSW
-/// from memory are not known.
-pub fn control_access(
-    cpu: &dyn CpuState,
-    memory: &dyn GuestMemory,
-    instruction_bytes: Option<&[u8]>,
-) -> Result<(ControlAccess, u8), EmulateError> {
-    let (i, bytes) = decode(cpu, memory, instruction_bytes)?;
-    let len = length(i.len(), &bytes, cpu)?;
-    let undecodable = EmulateError::Undecodable { bytes, rip: cpu.rip() };
+/// [`EmulateError::Retry`] when another instruction is there now;
+/// [`EmulateError::Undecodable`] for SMSW, and LMSW from memory.
+pub fn control_access(cpu: &dyn CpuState, decoded: &Decoded) -> Result<(ControlAccess, u8), EmulateError> {
+    let Form::Other(i) = decoded.form else { return Err(EmulateError::Retry) };
+    let undecodable = decoded.bytes.undecodable(cpu);
     let cr0 = cpu.control(ControlRegister::Cr0);
     let access = match i.mnemonic() {
         Mnemonic::Mov if i.op0_register().is_cr() => {
@@ -131,7 +124,7 @@ pub fn control_access(
         }
         _ => return Err(EmulateError::Retry),
     };
-    Ok((access, len))
+    Ok((access, decoded.length()))
 }
 
 /// The number of a control register.

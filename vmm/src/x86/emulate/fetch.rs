@@ -1,34 +1,82 @@
-//! From CS:RIP to a decoded instruction.
+//! The bytes at CS:RIP.
 
 use super::EmulateError;
-use crate::memory::address::{Gva, PAGE_SIZE};
-use crate::memory::guest::GuestMemory;
+use crate::memory::address::{Gpa, Gva, PAGE_SIZE};
+use crate::memory::guest::{GuestMemory, GuestMemoryError};
 use crate::x86::paging::{Access, translate};
 use crate::x86::state::{CpuState, EFER_LMA, SegmentName};
 use core::fmt;
-use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
 
 /// The longest instruction, in bytes.
-const LONGEST: usize = 15;
+pub(super) const LONGEST: usize = 15;
 
 /// The first bytes at an instruction pointer, 15 at most.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct InstructionBytes {
-    bytes: [u8; LONGEST],
-    len: usize,
+    /// Zero from `len` on. One more than there can be, so that they are two words.
+    bytes: [u8; 16],
+    len: u8,
 }
 
 impl InstructionBytes {
-    /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or(&[])
+    /// The first 15 of `bytes`.
+    pub(super) fn new(bytes: &[u8]) -> Self {
+        let mut found = Self::default();
+        for (to, from) in found.bytes.iter_mut().zip(bytes).take(LONGEST) {
+            *to = *from;
+            found.len += 1;
+        }
+        found
     }
 
-    fn push(&mut self, more: &[u8]) {
-        for (to, from) in self.bytes.iter_mut().skip(self.len).zip(more) {
-            *to = *from;
-            self.len += 1;
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.len()).unwrap_or(&[])
+    }
+
+    pub(super) fn count(&self) -> u8 {
+        self.len
+    }
+
+    pub(super) fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    /// The bytes as a number, the first one lowest.
+    pub(super) fn number(&self) -> u128 {
+        u128::from_le_bytes(self.bytes)
+    }
+
+    /// The first 8 bytes as a number.
+    pub(super) fn low(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.bytes;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// Ones where [`number`](Self::number) has bytes.
+    pub(super) fn mask(&self) -> u128 {
+        u128::MAX.checked_shr(128 - 8 * u32::from(self.len)).unwrap_or(0)
+    }
+
+    /// The error for these bytes at CS:RIP.
+    pub(super) fn undecodable(&self, cpu: &dyn CpuState) -> EmulateError {
+        EmulateError::Undecodable { bytes: *self, rip: cpu.rip() }
+    }
+
+    /// The `len` bytes at `gpa`, which lie in one page.
+    fn read<M: GuestMemory + ?Sized>(memory: &M, gpa: Gpa, len: usize) -> Result<Self, GuestMemoryError> {
+        let mut found = Self::default();
+        if len == LONGEST && gpa.page_offset() <= PAGE_SIZE - 16 {
+            let low = u128::from(memory.read_u64(gpa)?);
+            let high = u128::from(memory.read_u64(Gpa::new(gpa.raw() + 8))?);
+            found.bytes = ((high << 64 | low) & u128::MAX >> 8).to_le_bytes();
+        } else if len == 8 {
+            found.bytes = u128::from(memory.read_u64(gpa)?).to_le_bytes();
+        } else {
+            memory.read(gpa, found.bytes.get_mut(..len).unwrap_or_default())?;
         }
+        found.len = u8::try_from(len).unwrap_or_default();
+        Ok(found)
     }
 }
 
@@ -48,12 +96,12 @@ impl fmt::Debug for InstructionBytes {
 }
 
 /// Whether the vCPU is in 64-bit mode.
-pub(super) fn is_64_bit(cpu: &dyn CpuState) -> bool {
+pub(super) fn is_64_bit<C: CpuState + ?Sized>(cpu: &C) -> bool {
     cpu.efer() & EFER_LMA != 0 && cpu.segment(SegmentName::Cs).is_long()
 }
 
 /// The width of code at CS: 16, 32 or 64.
-fn code_bits(cpu: &dyn CpuState) -> u32 {
+pub(super) fn code_bits<C: CpuState + ?Sized>(cpu: &C) -> u32 {
     if is_64_bit(cpu) {
         64
     } else if cpu.segment(SegmentName::Cs).is_big() {
@@ -64,66 +112,47 @@ fn code_bits(cpu: &dyn CpuState) -> u32 {
 }
 
 /// Cuts a linear address to the 32 bits it has outside 64-bit mode.
-pub(super) fn linear(cpu: &dyn CpuState, address: u64) -> u64 {
+pub(super) fn linear<C: CpuState + ?Sized>(cpu: &C, address: u64) -> u64 {
     if is_64_bit(cpu) { address } else { address & 0xffff_ffff }
 }
 
-/// The bytes at CS:RIP: with `whole` all 15, else those in the first page. Segment limits
-/// are not looked at: the CPU has begun this instruction.
-pub(super) fn fetch(
-    cpu: &dyn CpuState,
-    memory: &dyn GuestMemory,
-    whole: bool,
+/// The first `most` bytes at CS:RIP, or those of them that are in its page. Segment limits are
+/// not looked at: the CPU has begun this instruction.
+pub(super) fn fetch<C: CpuState + ?Sized, M: GuestMemory + ?Sized>(
+    cpu: &C,
+    memory: &M,
+    most: usize,
 ) -> Result<InstructionBytes, EmulateError> {
-    let base = if is_64_bit(cpu) { 0 } else { cpu.segment(SegmentName::Cs).base };
-    let start = linear(cpu, base.wrapping_add(cpu.rip()));
-    let mut found = InstructionBytes::default();
-    while found.len < LONGEST {
-        let at = Gva::new(linear(cpu, start.wrapping_add(found.len as u64)));
-        let gpa = translate(cpu, memory, at, Access::Execute).map_err(|e| EmulateError::at(at, false, e))?;
-        let mut bytes = [0; LONGEST];
-        let len = usize::try_from(PAGE_SIZE - at.page_offset())
-            .map_or(LONGEST, |room| room.min(LONGEST - found.len));
-        let bytes = bytes.get_mut(..len).unwrap_or_default();
-        memory.read(gpa, bytes)?;
-        found.push(bytes);
-        if !whole {
-            break;
-        }
-    }
-    Ok(found)
+    let at = start(cpu);
+    let gpa = find(cpu, memory, at)?;
+    let room = usize::try_from(PAGE_SIZE - at.page_offset()).unwrap_or(most);
+    Ok(InstructionBytes::read(memory, gpa, most.min(room))?)
 }
 
-/// The instruction at CS:RIP. `assist` are bytes that the CPU delivered with the exit; where
-/// they are absent or too few, they are fetched.
-pub(super) fn decode(
+/// All 15 bytes at CS:RIP, be they in two pages.
+pub(super) fn fetch_whole(
     cpu: &dyn CpuState,
     memory: &dyn GuestMemory,
-    assist: Option<&[u8]>,
-) -> Result<(Instruction, InstructionBytes), EmulateError> {
-    let mut bytes = InstructionBytes::default();
-    match assist {
-        Some(delivered) if !delivered.is_empty() => bytes.push(delivered),
-        _ => bytes = fetch(cpu, memory, false)?,
+) -> Result<InstructionBytes, EmulateError> {
+    let first = fetch(cpu, memory, LONGEST)?;
+    let mut bytes = first.bytes;
+    if let Some(rest @ [_, ..]) = bytes.get_mut(first.len()..LONGEST) {
+        let next = start(cpu).raw().wrapping_add(first.len() as u64);
+        memory.read(find(cpu, memory, Gva::new(linear(cpu, next)))?, rest)?;
     }
-    let (mut instruction, error) = decode_bytes(cpu, &bytes)?;
-    if error == DecoderError::NoMoreBytes && bytes.len < LONGEST {
-        // It goes on in the next page. Only now may that page's absence be a fault.
-        bytes = fetch(cpu, memory, true)?;
-        instruction = decode_bytes(cpu, &bytes)?.0;
-    }
-    if instruction.is_invalid() {
-        return Err(EmulateError::Undecodable { bytes, rip: cpu.rip() });
-    }
-    Ok((instruction, bytes))
+    Ok(InstructionBytes::new(&bytes))
 }
 
-fn decode_bytes(
-    cpu: &dyn CpuState,
-    bytes: &InstructionBytes,
-) -> Result<(Instruction, DecoderError), EmulateError> {
-    let mut decoder = Decoder::try_with_ip(code_bits(cpu), bytes.as_slice(), cpu.rip(), DecoderOptions::NONE)
-        .map_err(|_| EmulateError::Undecodable { bytes: *bytes, rip: cpu.rip() })?;
-    let instruction = decoder.decode();
-    Ok((instruction, decoder.last_error()))
+/// The linear address of CS:RIP.
+fn start<C: CpuState + ?Sized>(cpu: &C) -> Gva {
+    let base = if is_64_bit(cpu) { 0 } else { cpu.segment(SegmentName::Cs).base };
+    Gva::new(linear(cpu, base.wrapping_add(cpu.rip())))
+}
+
+fn find<C: CpuState + ?Sized, M: GuestMemory + ?Sized>(
+    cpu: &C,
+    memory: &M,
+    at: Gva,
+) -> Result<Gpa, EmulateError> {
+    translate(cpu, memory, at, Access::Execute).map_err(|e| EmulateError::at(at, false, e))
 }

@@ -4,6 +4,7 @@
 //! before the first of them is read: a device register's read can't be taken back.
 
 use super::fetch::{InstructionBytes, is_64_bit, linear};
+use super::predecode::set_part;
 use super::{EmulateError, MmioBus};
 use crate::device::bus::Width;
 use crate::memory::address::{Gpa, Gva, PAGE_SIZE};
@@ -65,7 +66,7 @@ fn segment_of(register: Register) -> Option<SegmentName> {
 impl Machine<'_> {
     /// The error for an instruction that this emulator does not know.
     pub(super) fn undecodable(&self) -> EmulateError {
-        EmulateError::Undecodable { bytes: self.bytes, rip: self.cpu.rip() }
+        self.bytes.undecodable(self.cpu)
     }
 
     /// Finds operand `index` of `instruction`.
@@ -213,15 +214,11 @@ impl Machine<'_> {
         }
     }
 
-    /// Writes an operand, cut to its width. A 32-bit register's upper half becomes 0.
+    /// Writes an operand, cut to its width.
     pub(super) fn store(&mut self, place: Place, value: u64) -> Result<(), EmulateError> {
         match place {
             Place::Register { gpr, shift, width } => {
-                let kept = match width {
-                    Width::Byte | Width::Word => self.cpu.gpr(gpr) & !(width.all_ones() << shift),
-                    Width::Dword | Width::Qword => 0,
-                };
-                self.cpu.set_gpr(gpr, kept | (value & width.all_ones()) << shift);
+                set_part(self.cpu, gpr, shift, width, value);
             }
             Place::Immediate(_) => return Err(self.undecodable()),
             Place::Device { gpa, width } => self.bus.write(gpa, width, value & width.all_ones()),

@@ -1,7 +1,8 @@
 //! INS and OUTS: ports on one side, memory on the other.
 
+use super::cache::Decoded;
 use super::machine::{Machine, Place, width_of};
-use super::{EmulateError, MmioBus, advance, fetch, string_is_over, string_step};
+use super::{EmulateError, MmioBus, advance, string_is_over, string_step};
 use crate::device::bus::Width;
 use crate::memory::address::Gpa;
 use crate::memory::guest::GuestMemory;
@@ -32,18 +33,19 @@ impl MmioBus for NoDevices {
 /// No page has this address.
 const NO_PAGE: Gpa = Gpa::new(u64::MAX);
 
-/// Carries out one iteration of the INS or OUTS at CS:RIP, which exited as `access`, and
-/// moves RIP on after the last one.
+/// Carries out one iteration of `decoded`, the INS or OUTS at CS:RIP, which exited as `access`,
+/// and moves RIP on after the last one.
 ///
 /// # Errors
 /// As [`emulate_mmio`](super::emulate_mmio).
 pub fn string_port(
     cpu: &mut dyn CpuState,
     memory: &dyn GuestMemory,
+    decoded: &Decoded,
     access: &PortAccess,
     bus: &mut dyn PortBus,
 ) -> Result<(), EmulateError> {
-    let (i, bytes) = fetch::decode(cpu, memory, None)?;
+    let i = decoded.instruction(cpu)?;
     let input = match i.mnemonic() {
         Mnemonic::Insb | Mnemonic::Insw | Mnemonic::Insd => true,
         Mnemonic::Outsb | Mnemonic::Outsw | Mnemonic::Outsd => false,
@@ -56,7 +58,7 @@ pub fn string_port(
         bus: &mut devices,
         device_page: NO_PAGE,
         touches_device: false,
-        bytes,
+        bytes: decoded.bytes,
         popped: 0,
     };
     if string_is_over(&m, &i) {
@@ -91,6 +93,7 @@ pub fn string_port(
 mod tests {
     use super::*;
     use crate::memory::guest::fake::FakeMemory;
+    use crate::x86::emulate::DecodeCache;
     use crate::x86::emulate::fake::FakeCpu;
     use crate::x86::state::Gpr;
     use std::vec::Vec;
@@ -119,7 +122,10 @@ mod tests {
         cpu.rip = 0x100;
         let access = PortAccess { port: 0x3f8, width, input, string: true, repeat: true, next_rip: 0 };
         let mut ports = Ports::default();
-        (string_port(cpu, memory, &access, &mut ports), ports)
+        let done = DecodeCache::default()
+            .decode(cpu, memory, None)
+            .and_then(|decoded| string_port(cpu, memory, &decoded, &access, &mut ports));
+        (done, ports)
     }
 
     #[test]

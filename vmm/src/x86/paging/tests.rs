@@ -192,3 +192,55 @@ fn a_table_outside_ram_is_told_apart() {
         Err(TranslateError::Memory(GuestMemoryError { gpa: Gpa::new(0x8000_0010), len: 8 }))
     );
 }
+
+mod short_way {
+    use super::*;
+    use crate::x86::state::CR0_PE;
+    use proptest::prelude::*;
+
+    /// An entry for a table at `next`, with one bit that matters changed now and then.
+    fn entry(next: u64) -> impl Strategy<Value = u64> {
+        let odd = prop::sample::select(&[0, 1, 2, 7, 12, 13, 21, 29, 63][..]);
+        prop_oneof![
+            4 => Just(next | ALL),
+            2 => odd.prop_map(move |bit| (next | ALL) ^ 1 << bit),
+            1 => Just(next & !0x3fff_ffff | ALL | PS),
+            1 => Just(next | P | RW),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(5_000))]
+
+        /// The short way says what the walk says, or nothing.
+        #[test]
+        fn is_the_walk(entries in (entry(0x2000), entry(0x3000), entry(0x4000), entry(0x40_0000_5000)),
+            user: bool, wp: bool, la57 in prop::bool::weighted(0.1), smep: bool, smap: bool, nxe: bool, ac: bool,
+            pg in prop::bool::weighted(0.9), lma in prop::bool::weighted(0.9),
+            flip in prop::option::of(45u32..64),
+            access in prop::sample::select(&[Access::Read, Access::Write, Access::Execute][..]))
+        {
+            let (memory, gva) = four_levels(entries.3);
+            put(&memory, 0x1000, 256, entries.0);
+            put(&memory, 0x2000, 1, entries.1);
+            put(&memory, 0x3000, 2, entries.2);
+            let gva = gva ^ flip.map_or(0, |bit| 1 << bit);
+            let mut cpu = FakeCpu::bits64(0x1000);
+            cpu.cpl = if user { 3 } else { 0 };
+            cpu.control[0] = CR0_PE | u64::from(pg) * CR0_PG | u64::from(wp) * CR0_WP;
+            cpu.control[ControlRegister::Cr4 as usize] |= u64::from(smep) * CR4_SMEP
+                | u64::from(smap) * CR4_SMAP | u64::from(la57) * CR4_LA57;
+            cpu.efer = u64::from(lma) * EFER_LMA | u64::from(nxe) * EFER_NXE;
+            cpu.rflags |= u64::from(ac) * RFLAGS_AC;
+            let walked = walk(&cpu, &memory, Gva::new(gva), access);
+            if let Some(gpa) = super::super::four_levels(&cpu, &memory, Gva::new(gva), access) {
+                prop_assert_eq!(walked, Ok(gpa));
+            } else {
+                // What is given to the walk for its rights alone: read-only pages that the
+                // supervisor may write, and pages of the user under SMEP or SMAP.
+                let plain = pg && lma && !la57 && (access != Access::Write || wp) && !(smep || smap);
+                prop_assert!(!plain || walked.is_err());
+            }
+        }
+    }
+}

@@ -193,6 +193,8 @@ impl TestBoard {
 }
 
 impl Board for TestBoard {
+    type Memory = FakeMemory;
+
     fn role(&self) -> Role {
         self.role
     }
@@ -208,7 +210,7 @@ impl Board for TestBoard {
     fn wall_clock_base_ns(&self) -> u64 {
         0
     }
-    fn memory(&self) -> &dyn GuestMemory {
+    fn memory(&self) -> &FakeMemory {
         &self.memory
     }
     fn machine_cpuid(&self, leaf: u32, _subleaf: u32) -> [u32; 4] {
@@ -542,6 +544,7 @@ fn ports_and_memory_reach_the_board_and_the_apic_its_page() {
             write,
             execute: false,
             table_walk: false,
+            delivery: false,
             present: false,
         })
     };
@@ -568,17 +571,28 @@ fn what_cannot_go_on_fails_the_cell_and_names_the_reason() {
     };
     assert_eq!(failure(Exit::Shutdown), "triple fault");
     assert_eq!(failure(Exit::Unknown { code: 0x77 }), "unexpected exit 0x77");
-    let fault =
-        NestedFault { gpa: Gpa::new(0x9000), write: false, execute: true, table_walk: false, present: false };
+    let fault = NestedFault {
+        gpa: Gpa::new(0x9000),
+        write: false,
+        execute: true,
+        table_walk: false,
+        delivery: false,
+        present: false,
+    };
     assert_eq!(failure(Exit::NestedFault(fault)), "instructions at 0x9000, which is not RAM of the cell");
     let walk = NestedFault { execute: false, table_walk: true, ..fault };
     assert_eq!(failure(Exit::NestedFault(walk)), "page tables at 0x9000, which is not RAM of the cell");
+    let delivery = NestedFault { execute: false, delivery: true, ..fault };
+    assert_eq!(
+        failure(Exit::NestedFault(delivery)),
+        "stack or descriptors of an event at 0x9000, which is not RAM of the cell"
+    );
     let undecodable = failure(Exit::NestedFault(NestedFault { execute: false, ..fault }));
     assert!(undecodable.starts_with("cannot carry out the instruction 0f 0b"), "{undecodable}");
 
     let report = vcpu.report(&hw, &Failure::TripleFault, |ticks| ticks * 2);
     assert_eq!((report.reason.as_str(), report.vcpu), ("triple fault", 0));
-    assert_eq!(report.exits.len(), 5);
+    assert_eq!(report.exits.len(), 6);
     assert_eq!((report.exits[0].reason.as_str(), report.exits[0].time_ns), ("shutdown", 2000));
     assert!(report.registers.iter().any(|r| r.name == "rip" && r.value == 0x100));
 }
