@@ -24,13 +24,23 @@ pub struct RamRegion {
     pub len: u64,
 }
 
+/// A region as the reader of 8-byte words needs it.
+#[derive(Debug, Clone, Copy)]
+struct Words {
+    gpa: u64,
+    /// The offset of the last word, be it aligned or not.
+    last: u64,
+    /// Where the region is for us.
+    address: usize,
+}
+
 /// The RAM of one cell.
 #[derive(Debug, Clone)]
 pub struct GuestRam {
     /// Ascending by guest address, disjoint.
     regions: Vec<RamRegion>,
-    /// The same, the largest first: an access is most likely there.
-    by_size: Vec<RamRegion>,
+    /// The same for words, the largest first: an access is most likely there.
+    words: Vec<Words>,
     /// What a physical address is to be added to to reach it.
     direct_map: usize,
 }
@@ -44,26 +54,19 @@ impl GuestRam {
     #[must_use]
     pub unsafe fn new(mut regions: Vec<RamRegion>, direct_map: usize) -> Self {
         regions.sort_by_key(|r| r.gpa);
-        let mut by_size = regions.clone();
-        by_size.sort_by_key(|r| core::cmp::Reverse(r.len));
-        Self { regions, by_size, direct_map }
+        let words = regions.iter().filter_map(|r| {
+            let address = direct_map.wrapping_add(usize::try_from(r.hpa.raw()).ok()?);
+            Some(Words { gpa: r.gpa.raw(), last: r.len.checked_sub(8)?, address })
+        });
+        let mut words: Vec<Words> = words.collect();
+        words.sort_by_key(|w| core::cmp::Reverse(w.last));
+        Self { regions, words, direct_map }
     }
 
     /// The regions, ascending by guest address.
     #[must_use]
     pub fn regions(&self) -> &[RamRegion] {
         &self.regions
-    }
-
-    /// Where the `len` bytes at `gpa` are, if they are in one region.
-    fn in_one(&self, gpa: Gpa, len: u64) -> Option<*mut u8> {
-        let found = self.by_size.iter().find_map(|r| {
-            let offset = gpa.raw().wrapping_sub(r.gpa.raw());
-            let room = r.len.checked_sub(offset)?;
-            (room >= len).then(|| r.hpa.raw().wrapping_add(offset))
-        })?;
-        let address = self.direct_map.wrapping_add(usize::try_from(found).ok()?);
-        Some(core::ptr::with_exposed_provenance_mut(address))
     }
 
     /// Calls `each(pointer, length)` for the pieces of `len` bytes at `gpa`, in order.
@@ -109,18 +112,21 @@ impl GuestMemory for GuestRam {
     }
 
     // The page walks and fetches of exits: as short as can be.
+    #[inline]
     fn read_u64(&self, gpa: Gpa) -> Result<u64, GuestMemoryError> {
-        let mut word = 0u64;
-        match self.in_one(gpa, 8) {
-            // SAFETY: `in_one` gives eight bytes inside of a region, valid by `new`'s contract.
-            Some(from) => unsafe { copy_volatile(from, (&raw mut word).cast(), 8) },
-            None => {
-                let mut bytes = [0; 8];
-                self.read(gpa, &mut bytes)?;
-                word = u64::from_le_bytes(bytes);
+        for region in &self.words {
+            let offset = gpa.raw().wrapping_sub(region.gpa);
+            if offset <= region.last {
+                #[expect(clippy::cast_possible_truncation, reason = "an offset into memory that is mapped")]
+                let from: *const u64 =
+                    core::ptr::with_exposed_provenance(region.address.wrapping_add(offset as usize));
+                // SAFETY: eight bytes inside of a region, valid by `new`'s contract.
+                return Ok(unsafe { read_word(from) });
             }
         }
-        Ok(word)
+        let mut bytes = [0; 8];
+        self.read(gpa, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
     }
 
     fn write(&self, gpa: Gpa, data: &[u8]) -> Result<(), GuestMemoryError> {
@@ -132,6 +138,23 @@ impl GuestMemory for GuestRam {
             done += len;
         })
     }
+}
+
+/// Reads a little-endian word by one access if it is aligned.
+///
+/// # Safety
+/// `from` is valid for reads of eight bytes.
+#[inline]
+unsafe fn read_word(from: *const u64) -> u64 {
+    if from.is_aligned() {
+        // SAFETY: valid by the caller, aligned as just seen.
+        return u64::from_le(unsafe { from.read_volatile() });
+    }
+    // SAFETY: valid by the caller; this needs no alignment.
+    let word = unsafe { from.read_unaligned() };
+    // It is not volatile: what follows must use this copy.
+    compiler_fence(Ordering::SeqCst);
+    u64::from_le(word)
 }
 
 /// Copies `len` bytes by volatile accesses: one access where a size of 1, 2, 4 or 8 and both

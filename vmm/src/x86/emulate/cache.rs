@@ -7,7 +7,7 @@
 //! the guest writes code or changes its page tables.
 
 use super::EmulateError;
-use super::fetch::{InstructionBytes, LONGEST, code_bits, fetch, fetch_whole};
+use super::fetch::{InstructionBytes, LONGEST, code_bits, fetch, fetch_quickly, fetch_whole};
 use super::predecode::{Move, predecode};
 use crate::memory::guest::GuestMemory;
 use crate::x86::state::CpuState;
@@ -103,13 +103,14 @@ impl DecodeCache {
         memory: &M,
         assist: Option<&[u8]>,
     ) -> Result<Decoded, EmulateError> {
-        let bytes = match assist {
-            Some(delivered @ [_, ..]) => InstructionBytes::new(delivered),
-            _ => fetch(cpu, memory, LONGEST)?,
+        let delivered = match assist {
+            Some(delivered @ [_, ..]) => Some(InstructionBytes::new(delivered)),
+            _ => fetch_quickly::<true>(cpu, memory),
         };
-        match self.find(code_bits(cpu), cpu.rip(), &bytes) {
+        let found = delivered.as_ref().and_then(|bytes| self.find(code_bits(cpu), cpu.rip(), bytes));
+        match found {
             Some(found) => Ok(*found),
-            None => self.decode_anew(cpu, memory, bytes),
+            None => self.decode_anew(cpu, memory, delivered),
         }
     }
 
@@ -133,9 +134,16 @@ impl DecodeCache {
         &mut self,
         cpu: &dyn CpuState,
         memory: &dyn GuestMemory,
-        mut bytes: InstructionBytes,
+        bytes: Option<InstructionBytes>,
     ) -> Result<Decoded, EmulateError> {
         let (bits, rip) = (code_bits(cpu), cpu.rip());
+        let mut bytes = match bytes {
+            Some(bytes) => bytes,
+            None => fetch(cpu, memory)?,
+        };
+        if let Some(found) = self.find(bits, rip, &bytes) {
+            return Ok(*found);
+        }
         let mut decoded = decode_bytes(bits, rip, &bytes);
         if decoded.as_ref().is_err_and(|e| *e == DecoderError::NoMoreBytes) && bytes.len() < LONGEST {
             // It goes on in the next page. Only now may that page's absence be a fault.
@@ -214,7 +222,7 @@ mod tests {
         memory.write(Gpa::new(0x8000), &[0xf0, 0x0f, 0xba, 0x2f, 0]).unwrap();
         let mut cache = DecodeCache::default();
         let cpu = cpu(32, 0x8000);
-        let bytes = fetch(&cpu, &memory, LONGEST).unwrap();
+        let bytes = fetch(&cpu, &memory).unwrap();
         assert!(cache.find(32, 0x8000, &bytes).is_none());
         cache.decode(&cpu, &memory, None).unwrap();
         assert!(cache.find(32, 0x8000, &bytes).is_some());

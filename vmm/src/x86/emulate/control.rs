@@ -2,7 +2,7 @@
 
 use super::EmulateError;
 use super::cache::{DecodeCache, Decoded, Form};
-use super::fetch::fetch;
+use super::fetch::fetch_quickly;
 use super::machine::gpr_of;
 use crate::memory::guest::GuestMemory;
 use crate::x86::state::{ControlRegister, CpuState, Gpr};
@@ -66,8 +66,9 @@ pub fn instruction_length<C: CpuState, M: GuestMemory>(
 ) -> Result<u8, EmulateError> {
     let (plain, length, mnemonic) = expected.encoding();
     // The common case, without a decoder. All it needs is in the first 8 bytes.
-    let bytes = fetch(cpu, memory, 8)?;
-    if (bytes.low() ^ plain) << (64 - 8 * u32::from(length)) == 0 && bytes.len() >= length.into() {
+    let common = fetch_quickly::<false>(cpu, memory)
+        .is_some_and(|bytes| (bytes.low() ^ plain) << (64 - 8 * u32::from(length)) == 0);
+    if common {
         return Ok(length);
     }
     let decoded = cache.decode(cpu, memory, None)?;

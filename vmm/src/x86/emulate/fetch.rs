@@ -2,8 +2,8 @@
 
 use super::EmulateError;
 use crate::memory::address::{Gpa, Gva, PAGE_SIZE};
-use crate::memory::guest::{GuestMemory, GuestMemoryError};
-use crate::x86::paging::{Access, translate};
+use crate::memory::guest::GuestMemory;
+use crate::x86::paging::{Access, four_levels, translate};
 use crate::x86::state::{CpuState, EFER_LMA, SegmentName};
 use core::fmt;
 
@@ -62,22 +62,6 @@ impl InstructionBytes {
     pub(super) fn undecodable(&self, cpu: &dyn CpuState) -> EmulateError {
         EmulateError::Undecodable { bytes: *self, rip: cpu.rip() }
     }
-
-    /// The `len` bytes at `gpa`, which lie in one page.
-    fn read<M: GuestMemory + ?Sized>(memory: &M, gpa: Gpa, len: usize) -> Result<Self, GuestMemoryError> {
-        let mut found = Self::default();
-        if len == LONGEST && gpa.page_offset() <= PAGE_SIZE - 16 {
-            let low = u128::from(memory.read_u64(gpa)?);
-            let high = u128::from(memory.read_u64(Gpa::new(gpa.raw() + 8))?);
-            found.bytes = ((high << 64 | low) & u128::MAX >> 8).to_le_bytes();
-        } else if len == 8 {
-            found.bytes = u128::from(memory.read_u64(gpa)?).to_le_bytes();
-        } else {
-            memory.read(gpa, found.bytes.get_mut(..len).unwrap_or_default())?;
-        }
-        found.len = u8::try_from(len).unwrap_or_default();
-        Ok(found)
-    }
 }
 
 impl fmt::Display for InstructionBytes {
@@ -116,17 +100,36 @@ pub(super) fn linear<C: CpuState + ?Sized>(cpu: &C, address: u64) -> u64 {
     if is_64_bit(cpu) { address } else { address & 0xffff_ffff }
 }
 
-/// The first `most` bytes at CS:RIP, or those of them that are in its page. Segment limits are
-/// not looked at: the CPU has begun this instruction.
-pub(super) fn fetch<C: CpuState + ?Sized, M: GuestMemory + ?Sized>(
-    cpu: &C,
-    memory: &M,
-    most: usize,
-) -> Result<InstructionBytes, EmulateError> {
+/// The first 8 bytes at CS:RIP, or with `LONG` the first 15, if they are in one page that the
+/// short way through the page tables leads to.
+#[inline]
+pub(super) fn fetch_quickly<const LONG: bool>(
+    cpu: &impl CpuState,
+    memory: &impl GuestMemory,
+) -> Option<InstructionBytes> {
     let at = start(cpu);
-    let gpa = find(cpu, memory, at)?;
-    let room = usize::try_from(PAGE_SIZE - at.page_offset()).unwrap_or(most);
-    Ok(InstructionBytes::read(memory, gpa, most.min(room))?)
+    if at.page_offset() > PAGE_SIZE - if LONG { 16 } else { 8 } {
+        return None;
+    }
+    let gpa = four_levels(cpu, memory, at, Access::Execute)?;
+    let low = u128::from(memory.read_u64(gpa).ok()?);
+    if !LONG {
+        return Some(InstructionBytes { bytes: low.to_le_bytes(), len: 8 });
+    }
+    let high = u128::from(memory.read_u64(Gpa::new(gpa.raw() + 8)).ok()?);
+    let bytes = ((high << 64 | low) & u128::MAX >> 8).to_le_bytes();
+    Some(InstructionBytes { bytes, len: 15 })
+}
+
+/// The bytes at CS:RIP, or those of them that are in its page. Segment limits are not looked
+/// at: the CPU has begun this instruction.
+pub(super) fn fetch(cpu: &dyn CpuState, memory: &dyn GuestMemory) -> Result<InstructionBytes, EmulateError> {
+    let at = start(cpu);
+    let room = usize::try_from(PAGE_SIZE - at.page_offset()).unwrap_or(LONGEST);
+    let mut bytes = [0; LONGEST];
+    let bytes = bytes.get_mut(..room.min(LONGEST)).unwrap_or_default();
+    memory.read(find(cpu, memory, at)?, bytes)?;
+    Ok(InstructionBytes::new(bytes))
 }
 
 /// All 15 bytes at CS:RIP, be they in two pages.
@@ -134,7 +137,7 @@ pub(super) fn fetch_whole(
     cpu: &dyn CpuState,
     memory: &dyn GuestMemory,
 ) -> Result<InstructionBytes, EmulateError> {
-    let first = fetch(cpu, memory, LONGEST)?;
+    let first = fetch(cpu, memory)?;
     let mut bytes = first.bytes;
     if let Some(rest @ [_, ..]) = bytes.get_mut(first.len()..LONGEST) {
         let next = start(cpu).raw().wrapping_add(first.len() as u64);
@@ -149,10 +152,6 @@ fn start<C: CpuState + ?Sized>(cpu: &C) -> Gva {
     Gva::new(linear(cpu, base.wrapping_add(cpu.rip())))
 }
 
-fn find<C: CpuState + ?Sized, M: GuestMemory + ?Sized>(
-    cpu: &C,
-    memory: &M,
-    at: Gva,
-) -> Result<Gpa, EmulateError> {
+fn find(cpu: &dyn CpuState, memory: &dyn GuestMemory, at: Gva) -> Result<Gpa, EmulateError> {
     translate(cpu, memory, at, Access::Execute).map_err(|e| EmulateError::at(at, false, e))
 }
