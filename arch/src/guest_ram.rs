@@ -25,13 +25,38 @@ pub struct RamRegion {
 }
 
 /// A region as the reader of 8-byte words needs it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Words {
     gpa: u64,
-    /// The offset of the last word, be it aligned or not.
-    last: u64,
+    /// How many words begin and end in it, be they aligned or not.
+    count: u64,
     /// Where the region is for us.
     address: usize,
+}
+
+impl Words {
+    /// The word at `gpa`, if it is here.
+    ///
+    /// # Safety
+    /// The region is mapped at `address`.
+    #[inline]
+    unsafe fn read(&self, gpa: Gpa) -> Option<u64> {
+        let offset = gpa.raw().wrapping_sub(self.gpa);
+        if offset >= self.count {
+            return None;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "an offset into memory that is mapped")]
+        let from: *const u64 = core::ptr::with_exposed_provenance(self.address.wrapping_add(offset as usize));
+        if from.is_aligned() {
+            // SAFETY: inside of the region, valid by the caller, and aligned as just seen.
+            return Some(u64::from_le(unsafe { from.read_volatile() }));
+        }
+        // SAFETY: as above; this needs no alignment.
+        let word = unsafe { from.read_unaligned() };
+        // It is not volatile: what follows must use this copy.
+        compiler_fence(Ordering::SeqCst);
+        Some(u64::from_le(word))
+    }
 }
 
 /// The RAM of one cell.
@@ -39,7 +64,9 @@ struct Words {
 pub struct GuestRam {
     /// Ascending by guest address, disjoint.
     regions: Vec<RamRegion>,
-    /// The same for words, the largest first: an access is most likely there.
+    /// The largest region: a word is most likely there.
+    largest: Words,
+    /// All regions, the larger the earlier.
     words: Vec<Words>,
     /// What a physical address is to be added to to reach it.
     direct_map: usize,
@@ -56,17 +83,29 @@ impl GuestRam {
         regions.sort_by_key(|r| r.gpa);
         let words = regions.iter().filter_map(|r| {
             let address = direct_map.wrapping_add(usize::try_from(r.hpa.raw()).ok()?);
-            Some(Words { gpa: r.gpa.raw(), last: r.len.checked_sub(8)?, address })
+            Some(Words { gpa: r.gpa.raw(), count: r.len.saturating_sub(7), address })
         });
         let mut words: Vec<Words> = words.collect();
-        words.sort_by_key(|w| core::cmp::Reverse(w.last));
-        Self { regions, words, direct_map }
+        words.sort_by_key(|w| core::cmp::Reverse(w.count));
+        Self { regions, largest: words.first().copied().unwrap_or_default(), words, direct_map }
     }
 
     /// The regions, ascending by guest address.
     #[must_use]
     pub fn regions(&self) -> &[RamRegion] {
         &self.regions
+    }
+
+    #[cold]
+    fn read_word_anywhere(&self, gpa: Gpa) -> Result<u64, GuestMemoryError> {
+        // SAFETY: `new`'s contract.
+        if let Some(word) = self.words.iter().find_map(|words| unsafe { words.read(gpa) }) {
+            return Ok(word);
+        }
+        // In two regions, or nowhere.
+        let mut bytes = [0; 8];
+        self.read(gpa, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
     }
 
     /// Calls `each(pointer, length)` for the pieces of `len` bytes at `gpa`, in order.
@@ -114,19 +153,11 @@ impl GuestMemory for GuestRam {
     // The page walks and fetches of exits: as short as can be.
     #[inline]
     fn read_u64(&self, gpa: Gpa) -> Result<u64, GuestMemoryError> {
-        for region in &self.words {
-            let offset = gpa.raw().wrapping_sub(region.gpa);
-            if offset <= region.last {
-                #[expect(clippy::cast_possible_truncation, reason = "an offset into memory that is mapped")]
-                let from: *const u64 =
-                    core::ptr::with_exposed_provenance(region.address.wrapping_add(offset as usize));
-                // SAFETY: eight bytes inside of a region, valid by `new`'s contract.
-                return Ok(unsafe { read_word(from) });
-            }
+        // SAFETY: `new`'s contract.
+        match unsafe { self.largest.read(gpa) } {
+            Some(word) => Ok(word),
+            None => self.read_word_anywhere(gpa),
         }
-        let mut bytes = [0; 8];
-        self.read(gpa, &mut bytes)?;
-        Ok(u64::from_le_bytes(bytes))
     }
 
     fn write(&self, gpa: Gpa, data: &[u8]) -> Result<(), GuestMemoryError> {
@@ -138,23 +169,6 @@ impl GuestMemory for GuestRam {
             done += len;
         })
     }
-}
-
-/// Reads a little-endian word by one access if it is aligned.
-///
-/// # Safety
-/// `from` is valid for reads of eight bytes.
-#[inline]
-unsafe fn read_word(from: *const u64) -> u64 {
-    if from.is_aligned() {
-        // SAFETY: valid by the caller, aligned as just seen.
-        return u64::from_le(unsafe { from.read_volatile() });
-    }
-    // SAFETY: valid by the caller; this needs no alignment.
-    let word = unsafe { from.read_unaligned() };
-    // It is not volatile: what follows must use this copy.
-    compiler_fence(Ordering::SeqCst);
-    u64::from_le(word)
 }
 
 /// Copies `len` bytes by volatile accesses: one access where a size of 1, 2, 4 or 8 and both

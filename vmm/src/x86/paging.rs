@@ -100,6 +100,7 @@ pub fn translate<C: CpuState + ?Sized, M: GuestMemory + ?Sized>(
 
 /// The translation in the mode and with the entries that kernels of today have nearly always:
 /// four levels, and nothing on the way that has to be looked at twice. `None` says nothing.
+#[inline]
 pub(super) fn four_levels<C: CpuState + ?Sized, M: GuestMemory + ?Sized>(
     cpu: &C,
     memory: &M,

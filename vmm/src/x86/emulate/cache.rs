@@ -105,7 +105,7 @@ impl DecodeCache {
     ) -> Result<Decoded, EmulateError> {
         let delivered = match assist {
             Some(delivered @ [_, ..]) => Some(InstructionBytes::new(delivered)),
-            _ => fetch_quickly::<true>(cpu, memory),
+            _ => fetch_quickly(cpu, memory),
         };
         let found = delivered.as_ref().and_then(|bytes| self.find(code_bits(cpu), cpu.rip(), bytes));
         match found {

@@ -2,7 +2,7 @@
 
 use super::EmulateError;
 use super::cache::{DecodeCache, Decoded, Form};
-use super::fetch::fetch_quickly;
+use super::fetch::fetch_word;
 use super::machine::gpr_of;
 use crate::memory::guest::GuestMemory;
 use crate::x86::state::{ControlRegister, CpuState, Gpr};
@@ -32,7 +32,7 @@ pub enum InstructionKind {
 impl InstructionKind {
     /// The encoding without superfluous prefixes as a number, the first byte lowest; its
     /// length in bytes, and the decoder's name.
-    const fn encoding(self) -> (u64, u8, Mnemonic) {
+    const fn encoding(self) -> (u32, u8, Mnemonic) {
         match self {
             Self::Cpuid => (0xa20f, 2, Mnemonic::Cpuid),
             Self::Hlt => (0xf4, 1, Mnemonic::Hlt),
@@ -58,22 +58,31 @@ impl InstructionKind {
 /// # Errors
 /// [`EmulateError::Retry`] when another instruction is there now; else as
 /// [`DecodeCache::decode`].
+#[inline]
 pub fn instruction_length<C: CpuState, M: GuestMemory>(
     cache: &mut DecodeCache,
     cpu: &C,
     memory: &M,
     expected: InstructionKind,
 ) -> Result<u8, EmulateError> {
-    let (plain, length, mnemonic) = expected.encoding();
     // The common case, without a decoder. All it needs is in the first 8 bytes.
-    let common = fetch_quickly::<false>(cpu, memory)
-        .is_some_and(|bytes| (bytes.low() ^ plain) << (64 - 8 * u32::from(length)) == 0);
-    if common {
-        return Ok(length);
+    let (plain, length, _) = expected.encoding();
+    match fetch_word(cpu, memory) {
+        Some(word) if (word ^ u64::from(plain)) << (64 - 8 * u32::from(length)) == 0 => Ok(length),
+        _ => decoded_length(cache, cpu, memory, expected),
     }
+}
+
+#[cold]
+fn decoded_length<C: CpuState, M: GuestMemory>(
+    cache: &mut DecodeCache,
+    cpu: &C,
+    memory: &M,
+    expected: InstructionKind,
+) -> Result<u8, EmulateError> {
     let decoded = cache.decode(cpu, memory, None)?;
     match decoded.form {
-        Form::Other(i) if i.mnemonic() == mnemonic => Ok(decoded.length()),
+        Form::Other(i) if i.mnemonic() == expected.encoding().2 => Ok(decoded.length()),
         _ => Err(EmulateError::Retry),
     }
 }

@@ -47,12 +47,6 @@ impl InstructionBytes {
         u128::from_le_bytes(self.bytes)
     }
 
-    /// The first 8 bytes as a number.
-    pub(super) fn low(&self) -> u64 {
-        let [a, b, c, d, e, f, g, h, ..] = self.bytes;
-        u64::from_le_bytes([a, b, c, d, e, f, g, h])
-    }
-
     /// Ones where [`number`](Self::number) has bytes.
     pub(super) fn mask(&self) -> u128 {
         u128::MAX.checked_shr(128 - 8 * u32::from(self.len)).unwrap_or(0)
@@ -100,24 +94,27 @@ pub(super) fn linear<C: CpuState + ?Sized>(cpu: &C, address: u64) -> u64 {
     if is_64_bit(cpu) { address } else { address & 0xffff_ffff }
 }
 
-/// The first 8 bytes at CS:RIP, or with `LONG` the first 15, if they are in one page that the
-/// short way through the page tables leads to.
+/// Where the first `len` bytes at CS:RIP are, if they are in one page that the short way
+/// through the page tables leads to.
 #[inline]
-pub(super) fn fetch_quickly<const LONG: bool>(
-    cpu: &impl CpuState,
-    memory: &impl GuestMemory,
-) -> Option<InstructionBytes> {
+fn quick_place(cpu: &impl CpuState, memory: &impl GuestMemory, len: u64) -> Option<Gpa> {
     let at = start(cpu);
-    if at.page_offset() > PAGE_SIZE - if LONG { 16 } else { 8 } {
-        return None;
-    }
-    let gpa = four_levels(cpu, memory, at, Access::Execute)?;
-    let low = u128::from(memory.read_u64(gpa).ok()?);
-    if !LONG {
-        return Some(InstructionBytes { bytes: low.to_le_bytes(), len: 8 });
-    }
-    let high = u128::from(memory.read_u64(Gpa::new(gpa.raw() + 8)).ok()?);
-    let bytes = ((high << 64 | low) & u128::MAX >> 8).to_le_bytes();
+    if at.page_offset() > PAGE_SIZE - len { None } else { four_levels(cpu, memory, at, Access::Execute) }
+}
+
+/// The first 8 bytes at CS:RIP as a number, the first one lowest, if they are quickly found.
+#[inline]
+pub(super) fn fetch_word(cpu: &impl CpuState, memory: &impl GuestMemory) -> Option<u64> {
+    memory.read_u64(quick_place(cpu, memory, 8)?).ok()
+}
+
+/// The first 15 bytes at CS:RIP, if they are quickly found.
+#[inline]
+pub(super) fn fetch_quickly(cpu: &impl CpuState, memory: &impl GuestMemory) -> Option<InstructionBytes> {
+    let gpa = quick_place(cpu, memory, 16)?;
+    let low = memory.read_u64(gpa).ok()?;
+    let high = memory.read_u64(Gpa::new(gpa.raw() + 8)).ok()?;
+    let bytes = (u128::from(high & u64::MAX >> 8) << 64 | u128::from(low)).to_le_bytes();
     Some(InstructionBytes { bytes, len: 15 })
 }
 
