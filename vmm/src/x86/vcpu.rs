@@ -437,7 +437,7 @@ impl Vcpu {
 
     fn write_cr8<H: VirtualCpu, B: Board>(&mut self, hw: &mut H, board: &B) -> Result<(), Failure> {
         let decoded = self.decoder.decode(hw, board.memory(), hw.instruction_bytes());
-        match decoded.and_then(|decoded| control_access(hw, &decoded)) {
+        match decoded.and_then(|decoded| control_access(hw, decoded)) {
             Ok((ControlAccess::Write { register: 8, value }, length)) => {
                 if value > 15 {
                     hw.inject(GENERAL_PROTECTION);
@@ -463,7 +463,7 @@ impl Vcpu {
         let PortAccess { port, width, input, string, repeat: _, next_rip } = access;
         if string {
             let done = self.decoder.decode(hw, board.memory(), None).and_then(|decoded| {
-                emulate::string_port(hw, board.memory(), &decoded, &access, &mut Ports { board })
+                emulate::string_port(hw, board.memory(), decoded, &access, &mut Ports { board })
             });
             return match done {
                 Ok(()) => Ok(()),
@@ -502,26 +502,26 @@ impl Vcpu {
         }
         let decoded = self.decoder.decode(hw, board.memory(), hw.instruction_bytes());
         let now = board.host_counter().wrapping_add(hw.counter_offset());
-        let mut bus = Memory { vcpu: self, board, posted, now };
-        let result = decoded.and_then(|decoded| emulate_mmio(hw, board.memory(), &decoded, &fault, &mut bus));
+        let mut bus = Memory { apic: &mut self.apic, id: self.id, board, posted, now };
+        let result = decoded.and_then(|decoded| emulate_mmio(hw, board.memory(), decoded, &fault, &mut bus));
         match result {
             Ok(()) => Ok(()),
             Err(error) => self.emulation_failed(hw, error),
         }
     }
+}
 
-    /// Carries out what a write to the APIC has brought about.
-    fn apply<B: Board>(&mut self, board: &B, posted: &Posted, effect: Effect) {
-        match effect {
-            Effect::None => {}
-            Effect::Send(message) => board.send(message, self.id),
-            Effect::Eoi { vector, level } => {
-                if level {
-                    board.end_of_interrupt(vector, self.id);
-                }
+/// Carries out what a write to the APIC of `id` has brought about.
+fn apply<B: Board>(apic: &LocalApic, id: VcpuId, board: &B, posted: &Posted, effect: Effect) {
+    match effect {
+        Effect::None => {}
+        Effect::Send(message) => board.send(message, id),
+        Effect::Eoi { vector, level } => {
+            if level {
+                board.end_of_interrupt(vector, id);
             }
-            Effect::IdentityChanged => self.apic.publish(posted),
         }
+        Effect::IdentityChanged => apic.publish(posted),
     }
 }
 
@@ -542,7 +542,8 @@ impl<B: Board> super::emulate::PortBus for Ports<'_, B> {
 
 /// Device memory as this vCPU reaches it: its own APIC, then the board.
 struct Memory<'a, B> {
-    vcpu: &'a mut Vcpu,
+    apic: &'a mut LocalApic,
+    id: VcpuId,
     board: &'a B,
     posted: &'a Posted,
     now: u64,
@@ -550,7 +551,7 @@ struct Memory<'a, B> {
 
 impl<B: Board> Memory<'_, B> {
     fn apic_offset(&self, gpa: Gpa) -> Option<u32> {
-        let base = self.vcpu.apic.mmio_base()?;
+        let base = self.apic.mmio_base()?;
         u32::try_from(gpa.checked_offset_from(base)?).ok().filter(|offset| *offset < 4096)
     }
 }
@@ -560,7 +561,7 @@ impl<B: Board> MmioBus for Memory<'_, B> {
         match self.apic_offset(gpa) {
             Some(offset) => {
                 // Registers are 32 bits at 16-byte steps; narrower reads take their part.
-                let value = self.vcpu.apic.read_mmio(offset & !3, self.now);
+                let value = self.apic.read_mmio(offset & !3, self.now);
                 u64::from(value) >> (offset % 4 * 8) & width.all_ones()
             }
             None => self.board.read_memory(gpa, width),
@@ -570,9 +571,8 @@ impl<B: Board> MmioBus for Memory<'_, B> {
     fn write(&mut self, gpa: Gpa, width: Width, value: u64) {
         match self.apic_offset(gpa) {
             Some(offset) => {
-                let effect = self.vcpu.apic.write_mmio(offset, low(value), self.now);
-                let (board, posted) = (self.board, self.posted);
-                self.vcpu.apply(board, posted, effect);
+                let effect = self.apic.write_mmio(offset, low(value), self.now);
+                apply(self.apic, self.id, self.board, self.posted, effect);
             }
             None => self.board.write_memory(gpa, width, value),
         }

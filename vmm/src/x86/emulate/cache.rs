@@ -97,66 +97,66 @@ impl DecodeCache {
     /// # Errors
     /// [`EmulateError::Undecodable`], and what comes of a fetch that the guest's page tables
     /// do not let through.
+    #[inline]
     pub fn decode<C: CpuState, M: GuestMemory>(
         &mut self,
         cpu: &C,
         memory: &M,
         assist: Option<&[u8]>,
-    ) -> Result<Decoded, EmulateError> {
-        let delivered = match assist {
+    ) -> Result<&Decoded, EmulateError> {
+        let bytes = match assist {
             Some(delivered @ [_, ..]) => Some(InstructionBytes::new(delivered)),
             _ => fetch_quickly(cpu, memory),
         };
-        let found = delivered.as_ref().and_then(|bytes| self.find(code_bits(cpu), cpu.rip(), bytes));
-        match found {
-            Some(found) => Ok(*found),
-            None => self.decode_anew(cpu, memory, delivered),
+        let entry = self.entry(cpu.rip());
+        if bytes.as_ref().is_some_and(|bytes| entry.holds(code_bits(cpu), cpu.rip(), bytes)) {
+            Ok(&entry.decoded)
+        } else {
+            entry.fill(cpu, memory, bytes)
         }
     }
 
-    fn index(rip: u64) -> usize {
-        usize::try_from((rip ^ rip >> 4) % ENTRIES as u64).unwrap_or_default()
+    /// The one entry for an instruction at `rip`.
+    fn entry(&mut self, rip: u64) -> &mut Entry {
+        // Less than ENTRIES, so that this fits and the index is right.
+        &mut self.entries[usize::try_from((rip ^ rip >> 4) % ENTRIES as u64).unwrap_or_default()]
+    }
+}
+
+impl Entry {
+    fn holds(&self, bits: u32, rip: u64, bytes: &InstructionBytes) -> bool {
+        let kept = &self.decoded.bytes;
+        self.rip == rip
+            && self.bits == bits
+            && (kept.number() ^ bytes.number()) & self.mask == 0
+            && kept.len() <= bytes.len()
     }
 
-    fn find(&self, bits: u32, rip: u64, bytes: &InstructionBytes) -> Option<&Decoded> {
-        let entry = self.entries.get(Self::index(rip))?;
-        let kept = &entry.decoded.bytes;
-        let same = entry.rip == rip
-            && entry.bits == bits
-            && (kept.number() ^ bytes.number()) & entry.mask == 0
-            && kept.len() <= bytes.len();
-        same.then_some(&entry.decoded)
-    }
-
-    /// Decodes what is not kept, and keeps it.
+    /// Decodes the instruction at CS:RIP, that begins with `bytes`, if this is not it already.
     #[cold]
-    fn decode_anew(
+    fn fill(
         &mut self,
         cpu: &dyn CpuState,
         memory: &dyn GuestMemory,
         bytes: Option<InstructionBytes>,
-    ) -> Result<Decoded, EmulateError> {
+    ) -> Result<&Decoded, EmulateError> {
         let (bits, rip) = (code_bits(cpu), cpu.rip());
         let mut bytes = match bytes {
             Some(bytes) => bytes,
             None => fetch(cpu, memory)?,
         };
-        if let Some(found) = self.find(bits, rip, &bytes) {
-            return Ok(*found);
+        if !self.holds(bits, rip, &bytes) {
+            let mut decoded = decode_bytes(bits, rip, &bytes);
+            if decoded.as_ref().is_err_and(|e| *e == DecoderError::NoMoreBytes) && bytes.len() < LONGEST {
+                // It goes on in the next page. Only now may that page's absence be a fault.
+                bytes = fetch_whole(cpu, memory)?;
+                decoded = decode_bytes(bits, rip, &bytes);
+            }
+            let (form, length) = decoded.map_err(|_| bytes.undecodable(cpu))?;
+            let bytes = InstructionBytes::new(bytes.as_slice().get(..length).unwrap_or_default());
+            *self = Self { rip, bits, mask: bytes.mask(), decoded: Decoded { form, bytes } };
         }
-        let mut decoded = decode_bytes(bits, rip, &bytes);
-        if decoded.as_ref().is_err_and(|e| *e == DecoderError::NoMoreBytes) && bytes.len() < LONGEST {
-            // It goes on in the next page. Only now may that page's absence be a fault.
-            bytes = fetch_whole(cpu, memory)?;
-            decoded = decode_bytes(bits, rip, &bytes);
-        }
-        let (form, length) = decoded.map_err(|_| bytes.undecodable(cpu))?;
-        let bytes = InstructionBytes::new(bytes.as_slice().get(..length).unwrap_or_default());
-        let decoded = Decoded { form, bytes };
-        if let Some(entry) = self.entries.get_mut(Self::index(rip)) {
-            *entry = Entry { rip, bits, mask: bytes.mask(), decoded };
-        }
-        Ok(decoded)
+        Ok(&self.decoded)
     }
 }
 
@@ -210,7 +210,8 @@ mod tests {
                 let cpu = cpu(bits, rip);
                 let assist: Option<Vec<u8>> = assist.map(|n| code.iter().copied().take(n).collect());
                 let got = cache.decode(&cpu, &memory, assist.as_deref());
-                let want = DecodeCache::default().decode(&cpu, &memory, assist.as_deref());
+                let mut empty = DecodeCache::default();
+                let want = empty.decode(&cpu, &memory, assist.as_deref());
                 prop_assert_eq!(std::format!("{got:?}"), std::format!("{want:?}"));
             }
         }
@@ -223,11 +224,12 @@ mod tests {
         let mut cache = DecodeCache::default();
         let cpu = cpu(32, 0x8000);
         let bytes = fetch(&cpu, &memory).unwrap();
-        assert!(cache.find(32, 0x8000, &bytes).is_none());
+        assert!(!cache.entry(0x8000).holds(32, 0x8000, &bytes));
         cache.decode(&cpu, &memory, None).unwrap();
-        assert!(cache.find(32, 0x8000, &bytes).is_some());
-        assert!(cache.find(16, 0x8000, &bytes).is_none());
-        assert!(cache.find(32, 0x8110, &bytes).is_none());
-        assert!(cache.find(32, 0x8000, &InstructionBytes::new(&bytes.as_slice()[..4])).is_none());
+        let entry = cache.entry(0x8000);
+        assert!(entry.holds(32, 0x8000, &bytes));
+        assert!(!entry.holds(16, 0x8000, &bytes));
+        assert!(!entry.holds(32, 0x8110, &bytes));
+        assert!(!entry.holds(32, 0x8000, &InstructionBytes::new(&bytes.as_slice()[..4])));
     }
 }

@@ -74,6 +74,7 @@ pub fn instruction_length<C: CpuState, M: GuestMemory>(
 }
 
 #[cold]
+#[inline(never)]
 fn decoded_length<C: CpuState, M: GuestMemory>(
     cache: &mut DecodeCache,
     cpu: &C,

@@ -96,7 +96,7 @@ pub(super) fn linear<C: CpuState + ?Sized>(cpu: &C, address: u64) -> u64 {
 
 /// Where the first `len` bytes at CS:RIP are, if they are in one page that the short way
 /// through the page tables leads to.
-#[inline]
+#[inline(always)]
 fn quick_place(cpu: &impl CpuState, memory: &impl GuestMemory, len: u64) -> Option<Gpa> {
     let at = start(cpu);
     if at.page_offset() > PAGE_SIZE - len { None } else { four_levels(cpu, memory, at, Access::Execute) }

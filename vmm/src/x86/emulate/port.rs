@@ -124,7 +124,7 @@ mod tests {
         let mut ports = Ports::default();
         let done = DecodeCache::default()
             .decode(cpu, memory, None)
-            .and_then(|decoded| string_port(cpu, memory, &decoded, &access, &mut ports));
+            .and_then(|decoded| string_port(cpu, memory, decoded, &access, &mut ports));
         (done, ports)
     }
 

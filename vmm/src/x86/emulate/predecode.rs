@@ -50,10 +50,10 @@ pub(super) enum Partner {
 /// Writes `width` bits of a register from `shift` on. A 32-bit register's upper half becomes 0.
 pub(super) fn set_part<C: CpuState + ?Sized>(cpu: &mut C, gpr: Gpr, shift: u32, width: Width, value: u64) {
     let kept = match width {
-        Width::Byte | Width::Word => cpu.gpr(gpr) & !(width.all_ones() << shift),
+        Width::Byte | Width::Word => cpu.gpr(gpr) & !width.all_ones().wrapping_shl(shift),
         Width::Dword | Width::Qword => 0,
     };
-    cpu.set_gpr(gpr, kept | (value & width.all_ones()) << shift);
+    cpu.set_gpr(gpr, kept | (value & width.all_ones()).wrapping_shl(shift));
 }
 
 impl Move {
@@ -85,7 +85,9 @@ impl Move {
                 let value = if signed { sign_extend(self.width, value) } else { value };
                 set_part(cpu, gpr, shift.into(), width, value);
             }
-            Partner::From { gpr, shift } => bus.write(fault.gpa, self.width, cpu.gpr(gpr) >> shift & mask),
+            Partner::From { gpr, shift } => {
+                bus.write(fault.gpa, self.width, cpu.gpr(gpr).wrapping_shr(shift.into()) & mask)
+            }
             Partner::Immediate(value) => bus.write(fault.gpa, self.width, value & mask),
         }
         advance(cpu, self.length);
@@ -102,7 +104,7 @@ impl Address {
             address = address.wrapping_add(cpu.gpr(base));
         }
         if let Some((index, shift)) = self.index {
-            address = address.wrapping_add(cpu.gpr(index) << shift);
+            address = address.wrapping_add(cpu.gpr(index).wrapping_shl(shift.into()));
         }
         if let Some(segment) = self.segment {
             address = address.wrapping_add(cpu.segment(segment).base);

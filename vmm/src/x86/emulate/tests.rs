@@ -86,12 +86,9 @@ impl Board {
     }
 
     fn run_as(&mut self, fault: NestedFault) -> Result<(), EmulateError> {
-        let decoded = self.decode(&mut DecodeCache::default())?;
-        emulate_mmio(&mut self.cpu, &self.memory, &decoded, &fault, &mut self.bus)
-    }
-
-    fn decode(&self, cache: &mut DecodeCache) -> Result<Decoded, EmulateError> {
-        cache.decode(&self.cpu, &self.memory, None)
+        let mut cache = DecodeCache::default();
+        let decoded = cache.decode(&self.cpu, &self.memory, None)?;
+        emulate_mmio(&mut self.cpu, &self.memory, decoded, &fault, &mut self.bus)
     }
 
     fn get(&self, gpr: Gpr) -> u64 {
@@ -465,9 +462,9 @@ fn delivered_bytes_are_used_and_completed() {
     let mut board = Board::new(64, &[0x90; 15]);
     let mut run = |bytes: &[u8]| {
         board.cpu.rip = CODE;
-        let decoded = DecodeCache::default().decode(&board.cpu, &board.memory, Some(bytes));
-        let result = decoded.and_then(|decoded| {
-            emulate_mmio(&mut board.cpu, &board.memory, &decoded, &read_of(DEVICE), &mut board.bus)
+        let mut cache = DecodeCache::default();
+        let result = cache.decode(&board.cpu, &board.memory, Some(bytes)).and_then(|decoded| {
+            emulate_mmio(&mut board.cpu, &board.memory, decoded, &read_of(DEVICE), &mut board.bus)
         });
         (result, board.cpu.rip)
     };
@@ -533,7 +530,7 @@ fn control_register_accesses() {
     let run = |bits, code: &[u8]| {
         let mut board = Board::new(bits, code);
         board.cpu.control[0] |= 0b1001;
-        control_access(&board.cpu, &board.decode(&mut DecodeCache::default())?)
+        control_access(&board.cpu, DecodeCache::default().decode(&board.cpu, &board.memory, None)?)
     };
     let write = |register, value, len| Ok((ControlAccess::Write { register, value }, len));
     assert_eq!(run(64, &[0x0f, 0x22, 0xd8]), write(3, RAX, 3));

@@ -1,6 +1,6 @@
 //! `RDMSR` and `WRMSR`.
 
-use super::{Board, Failure, Vcpu, kvmclock, low};
+use super::{Board, Failure, Vcpu, apply, kvmclock, low};
 use crate::hal::Role;
 use crate::x86::emulate::InstructionKind;
 use crate::x86::exit::VirtualCpu;
@@ -101,7 +101,7 @@ impl Vcpu {
         match written {
             Ok(effect) => {
                 self.advance(hw, board, InstructionKind::Wrmsr)?;
-                self.apply(board, posted, effect);
+                apply(&self.apic, self.id, board, posted, effect);
             }
             Err(Fault) => {
                 self.msr_faults += 1;
