@@ -64,8 +64,9 @@ impl Words {
 pub struct GuestRam {
     /// Ascending by guest address, disjoint.
     regions: Vec<RamRegion>,
-    /// The largest region: a word is most likely there.
-    largest: Words,
+    /// The two largest regions, where a word most likely is: on a PC what is below 4 GiB and
+    /// what is above.
+    largest: [Words; 2],
     /// All regions, the larger the earlier.
     words: Vec<Words>,
     /// What a physical address is to be added to to reach it.
@@ -87,7 +88,8 @@ impl GuestRam {
         });
         let mut words: Vec<Words> = words.collect();
         words.sort_by_key(|w| core::cmp::Reverse(w.count));
-        Self { regions, largest: words.first().copied().unwrap_or_default(), words, direct_map }
+        let largest = [0, 1].map(|n| words.get(n).copied().unwrap_or_default());
+        Self { regions, largest, words, direct_map }
     }
 
     /// The regions, ascending by guest address.
@@ -150,14 +152,22 @@ impl GuestMemory for GuestRam {
         })
     }
 
-    // The page walks and fetches of exits: as short as can be.
     #[inline]
     fn read_u64(&self, gpa: Gpa) -> Result<u64, GuestMemoryError> {
-        // SAFETY: `new`'s contract.
-        match unsafe { self.largest.read(gpa) } {
+        match self.read_u64_quickly(gpa) {
             Some(word) => Ok(word),
             None => self.read_word_anywhere(gpa),
         }
+    }
+
+    // The page walks and fetches of exits: as short as can be.
+    #[inline]
+    fn read_u64_quickly(&self, gpa: Gpa) -> Option<u64> {
+        let [first, second] = &self.largest;
+        // SAFETY: `new`'s contract.
+        let word = unsafe { first.read(gpa) };
+        // SAFETY: as above.
+        word.or_else(|| unsafe { second.read(gpa) })
     }
 
     fn write(&self, gpa: Gpa, data: &[u8]) -> Result<(), GuestMemoryError> {

@@ -107,8 +107,9 @@ pub(super) fn four_levels<C: CpuState + ?Sized, M: GuestMemory + ?Sized>(
     gva: Gva,
     access: Access,
 ) -> Option<Gpa> {
-    let (cr0, cr4, efer) = (cpu.control(ControlRegister::Cr0), cpu.control(ControlRegister::Cr4), cpu.efer());
-    if efer & EFER_LMA == 0 || cr0 & CR0_PG == 0 || cr4 & CR4_LA57 != 0 {
+    let (cr4, efer) = (cpu.control(ControlRegister::Cr4), cpu.efer());
+    // EFER.LMA is never set without CR0.PG (AMD APM vol. 2, 14.6.1).
+    if efer & EFER_LMA == 0 || cr4 & CR4_LA57 != 0 {
         return None;
     }
     let address = gva.raw();
@@ -121,7 +122,7 @@ pub(super) fn four_levels<C: CpuState + ?Sized, M: GuestMemory + ?Sized>(
     let (mut all, mut any) = (u64::MAX, 0);
     let mut shift = 39;
     let entry = loop {
-        let entry = memory.read_u64(Gpa::new(table | (address >> shift & 0x1ff) << 3)).ok()?;
+        let entry = memory.read_u64_quickly(Gpa::new(table | (address >> shift & 0x1ff) << 3))?;
         all &= entry;
         any |= entry;
         if shift == 12 || entry & ENTRY_PS != 0 {
@@ -130,23 +131,22 @@ pub(super) fn four_levels<C: CpuState + ?Sized, M: GuestMemory + ?Sized>(
         table = entry & ENTRY_ADDRESS;
         shift -= 9;
     };
-    let mut needed = ENTRY_P;
-    if access == Access::Write {
-        needed |= ENTRY_RW;
-    }
-    let user = cpu.cpl() == 3;
-    if user {
-        needed |= ENTRY_US;
-    }
     let offset_mask = (1u64 << shift) - 1;
-    let plain = all & needed == needed
-        && (any & ENTRY_NX == 0 || (access != Access::Execute && efer & EFER_NXE != 0))
-        // Between PAT and the address of a large page.
-        && entry & offset_mask & !0x1fff == 0
-        && shift != 39
-        // The supervisor at a user's page.
-        && (user || all & ENTRY_US == 0 || cr4 & (CR4_SMEP | CR4_SMAP) == 0);
-    plain.then(|| Gpa::new(entry & ENTRY_ADDRESS & !offset_mask | address & offset_mask))
+    let needed = if access == Access::Write { ENTRY_P | ENTRY_RW } else { ENTRY_P };
+    let refused = if access == Access::Execute || efer & EFER_NXE == 0 { ENTRY_NX } else { 0 };
+    let wrong_user = if cpu.cpl() == 3 {
+        !all & ENTRY_US
+    } else if cr4 & (CR4_SMEP | CR4_SMAP) != 0 {
+        all & ENTRY_US
+    } else {
+        0
+    };
+    // Between PAT and the address of a large page.
+    let reserved = entry & offset_mask & !0x1fff;
+    if !all & needed | any & refused | wrong_user | reserved != 0 || shift == 39 {
+        return None;
+    }
+    Some(Gpa::new(entry & ENTRY_ADDRESS & !offset_mask | address & offset_mask))
 }
 
 /// The translation in any mode, and why there is none.

@@ -94,26 +94,29 @@ pub(super) fn linear<C: CpuState + ?Sized>(cpu: &C, address: u64) -> u64 {
     if is_64_bit(cpu) { address } else { address & 0xffff_ffff }
 }
 
-/// Where the first `len` bytes at CS:RIP are, if they are in one page that the short way
-/// through the page tables leads to.
-#[inline(always)]
+/// Where the first `len` bytes at CS:RIP are in 64-bit mode, if they are in one page that the
+/// short way through the page tables leads to.
+#[inline]
 fn quick_place(cpu: &impl CpuState, memory: &impl GuestMemory, len: u64) -> Option<Gpa> {
-    let at = start(cpu);
-    if at.page_offset() > PAGE_SIZE - len { None } else { four_levels(cpu, memory, at, Access::Execute) }
+    let at = Gva::new(cpu.rip());
+    if at.page_offset() > PAGE_SIZE - len || !is_64_bit(cpu) {
+        return None;
+    }
+    four_levels(cpu, memory, at, Access::Execute)
 }
 
 /// The first 8 bytes at CS:RIP as a number, the first one lowest, if they are quickly found.
 #[inline]
 pub(super) fn fetch_word(cpu: &impl CpuState, memory: &impl GuestMemory) -> Option<u64> {
-    memory.read_u64(quick_place(cpu, memory, 8)?).ok()
+    memory.read_u64_quickly(quick_place(cpu, memory, 8)?)
 }
 
 /// The first 15 bytes at CS:RIP, if they are quickly found.
 #[inline]
 pub(super) fn fetch_quickly(cpu: &impl CpuState, memory: &impl GuestMemory) -> Option<InstructionBytes> {
     let gpa = quick_place(cpu, memory, 16)?;
-    let low = memory.read_u64(gpa).ok()?;
-    let high = memory.read_u64(Gpa::new(gpa.raw() + 8)).ok()?;
+    let low = memory.read_u64_quickly(gpa)?;
+    let high = memory.read_u64_quickly(Gpa::new(gpa.raw() + 8))?;
     let bytes = (u128::from(high & u64::MAX >> 8) << 64 | u128::from(low)).to_le_bytes();
     Some(InstructionBytes { bytes, len: 15 })
 }

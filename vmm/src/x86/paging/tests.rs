@@ -216,7 +216,7 @@ mod short_way {
         #[test]
         fn is_the_walk(entries in (entry(0x2000), entry(0x3000), entry(0x4000), entry(0x40_0000_5000)),
             user: bool, wp: bool, la57 in prop::bool::weighted(0.1), smep: bool, smap: bool, nxe: bool, ac: bool,
-            pg in prop::bool::weighted(0.9), lma in prop::bool::weighted(0.9),
+            lma in prop::bool::weighted(0.9),
             flip in prop::option::of(45u32..64),
             access in prop::sample::select(&[Access::Read, Access::Write, Access::Execute][..]))
         {
@@ -227,7 +227,7 @@ mod short_way {
             let gva = gva ^ flip.map_or(0, |bit| 1 << bit);
             let mut cpu = FakeCpu::bits64(0x1000);
             cpu.cpl = if user { 3 } else { 0 };
-            cpu.control[0] = CR0_PE | u64::from(pg) * CR0_PG | u64::from(wp) * CR0_WP;
+            cpu.control[0] = CR0_PE | CR0_PG | u64::from(wp) * CR0_WP;
             cpu.control[ControlRegister::Cr4 as usize] |= u64::from(smep) * CR4_SMEP
                 | u64::from(smap) * CR4_SMAP | u64::from(la57) * CR4_LA57;
             cpu.efer = u64::from(lma) * EFER_LMA | u64::from(nxe) * EFER_NXE;
@@ -238,7 +238,7 @@ mod short_way {
             } else {
                 // What is given to the walk for its rights alone: read-only pages that the
                 // supervisor may write, and pages of the user under SMEP or SMAP.
-                let plain = pg && lma && !la57 && (access != Access::Write || wp) && !(smep || smap);
+                let plain = lma && !la57 && (access != Access::Write || wp) && !(smep || smap);
                 prop_assert!(!plain || walked.is_err());
             }
         }
