@@ -189,6 +189,7 @@ fn execute(m: &mut Machine<'_>, i: &Instruction) -> Result<bool, EmulateError> {
         Mnemonic::Xchg => exchange(m, i),
         Mnemonic::Xadd => exchange_add(m, i),
         Mnemonic::Cmpxchg => compare_exchange(m, i),
+        Mnemonic::Cmpxchg8b => compare_exchange_pair(m, i),
         Mnemonic::Add => binary(m, i, Binary::Add, true),
         Mnemonic::Adc => binary(m, i, Binary::Adc, true),
         Mnemonic::Sub => binary(m, i, Binary::Sub, true),
@@ -221,6 +222,14 @@ fn execute(m: &mut Machine<'_>, i: &Instruction) -> Result<bool, EmulateError> {
             | Code::Lodsw_AX_m16
             | Code::Lodsd_EAX_m32
             | Code::Lodsq_RAX_m64 => string(m, i),
+            Code::Cmpsb_m8_m8
+            | Code::Cmpsw_m16_m16
+            | Code::Cmpsd_m32_m32
+            | Code::Cmpsq_m64_m64
+            | Code::Scasb_AL_m8
+            | Code::Scasw_AX_m16
+            | Code::Scasd_EAX_m32
+            | Code::Scasq_RAX_m64 => compare_strings(m, i),
             _ => Err(m.undecodable()),
         },
     }
@@ -276,6 +285,28 @@ fn compare_exchange(m: &mut Machine<'_>, i: &Instruction) -> Result<bool, Emulat
         m.store(accumulator, old)?;
     }
     m.cpu.set_rflags(flags);
+    Ok(true)
+}
+
+/// CMPXCHG8B: EDX:EAX and ECX:EBX are one operand each.
+fn compare_exchange_pair(m: &mut Machine<'_>, i: &Instruction) -> Result<bool, EmulateError> {
+    let to = m.operand(i, 0, Access::Write)?;
+    m.confirm()?;
+    let part = |gpr| Place::Register { gpr, shift: 0, width: Width::Dword };
+    let old = m.load(to)?;
+    let expected = m.load(part(Gpr::Rdx))? << 32 | m.load(part(Gpr::Rax))?;
+    let new = m.load(part(Gpr::Rcx))? << 32 | m.load(part(Gpr::Rbx))?;
+    // Of the flags only ZF changes (AMD APM vol. 3, CMPXCHG8B).
+    let flags = m.cpu.rflags();
+    if old == expected {
+        m.store(to, new)?;
+        m.cpu.set_rflags(flags | RFLAGS_ZF);
+    } else {
+        m.store(to, old)?;
+        m.store(part(Gpr::Rax), old)?;
+        m.store(part(Gpr::Rdx), old >> 32)?;
+        m.cpu.set_rflags(flags & !RFLAGS_ZF);
+    }
     Ok(true)
 }
 
@@ -419,4 +450,21 @@ fn string(m: &mut Machine<'_>, i: &Instruction) -> Result<bool, EmulateError> {
     let value = m.load(from)?;
     m.store(to, value)?;
     string_step(m, i, bytes)
+}
+
+/// One iteration of CMPS or SCAS.
+fn compare_strings(m: &mut Machine<'_>, i: &Instruction) -> Result<bool, EmulateError> {
+    if string_is_over(m, i) {
+        return Err(EmulateError::Retry);
+    }
+    let (a, b) = (m.operand(i, 0, Access::Read)?, m.operand(i, 1, Access::Read)?);
+    let width = width_of(a).ok_or_else(|| m.undecodable())?;
+    m.confirm()?;
+    let (left, right) = (m.load(a)?, m.load(b)?);
+    let (_, flags) = alu::binary(Binary::Sub, width, left, right, m.cpu.rflags());
+    let over = string_step(m, i, width.bytes())?;
+    m.cpu.set_rflags(flags);
+    // F3 goes on while equal, F2 while not.
+    let stops = is_repeated(i) && i.has_repne_prefix() == (left == right);
+    Ok(over || stops)
 }

@@ -1,3 +1,5 @@
+mod strings;
+
 use super::fake::FakeCpu;
 use super::*;
 use crate::memory::guest::fake::FakeMemory;
@@ -289,45 +291,20 @@ fn segments_and_modes() {
 }
 
 #[test]
-fn strings() {
-    // rep stosb: one iteration at a time
-    let mut board = Board::new(64, &[0xf3, 0xaa]);
-    for left in (0..3).rev() {
-        assert_eq!(board.cpu.rip, CODE);
-        assert_eq!(board.run(), Ok(()));
-        assert_eq!((board.get(Gpr::Rcx), board.get(Gpr::Rdi)), (left, DEVICE + 3 - left));
-    }
-    assert_eq!(board.cpu.rip, CODE + 2);
-    assert_eq!(board.device(0), OLD & !0xff_ffff | 0x11_1111);
-
-    // movsd RAM → device, device → RAM, with DF
-    let mut board = Board::new(64, &[0xa5]);
+fn a_pair_of_registers_is_compared() {
+    // lock cmpxchg8b [rdi]
+    let code = [0xf0, 0x0f, 0xc7, 0x0f];
+    let mut board = Board::new(64, &code);
+    board.cpu.rflags |= RFLAGS_ZF | 1;
     assert_eq!(board.run(), Ok(()));
-    assert_eq!(board.device(0) as u32, 0xa4a3_a2a1);
-    assert_eq!((board.get(Gpr::Rsi), board.get(Gpr::Rdi), board.cpu.rip), (DATA + 4, DEVICE + 4, CODE + 1));
-
-    let mut board = Board::new(64, &[0xf3, 0x48, 0xa5]);
-    board.cpu.gpr.swap(Gpr::Rsi as usize, Gpr::Rdi as usize);
-    board.cpu.gpr[Gpr::Rcx as usize] = 1;
-    board.cpu.rflags |= RFLAGS_DF;
+    assert_eq!((board.get(Gpr::Rdx), board.get(Gpr::Rax)), (OLD >> 32, OLD & 0xffff_ffff));
+    assert_eq!((board.device(0), board.cpu.rflags), (OLD, 2 | 1));
+    // Now they are equal; the upper halves of the registers do not count.
+    board.cpu.rip = CODE;
+    board.cpu.gpr[Gpr::Rdx as usize] |= 5 << 32;
     assert_eq!(board.run(), Ok(()));
-    assert_eq!(board.memory.read_u64(Gpa::new(DATA)), Ok(OLD));
-    assert_eq!((board.get(Gpr::Rsi), board.get(Gpr::Rdi)), (DEVICE - 8, DATA - 8));
-    assert_eq!((board.get(Gpr::Rcx), board.cpu.rip), (0, CODE + 3));
-
-    // lodsw in real mode moves SI alone
-    let mut board = Board::new(16, &[0xad]);
-    board.cpu.gpr[Gpr::Rsi as usize] = 0xffff_fffe;
-    board.cpu.segments[SegmentName::Ds as usize].base = DEVICE - 0xfffe;
-    assert_eq!(board.run(), Ok(()));
-    assert_eq!(board.get(Gpr::Rsi), 0xffff_0000);
-    assert_eq!(board.get(Gpr::Rax) & 0xffff, 0x8788);
-
-    // A repeat of nothing touches nothing.
-    let mut board = Board::new(64, &[0xf3, 0xaa]);
-    board.cpu.gpr[Gpr::Rcx as usize] = 0;
-    assert_eq!(board.run(), Err(EmulateError::Retry));
-    assert!(board.bus.log.is_empty());
+    assert_eq!((board.device(0), board.cpu.rflags), (3 << 32 | DEVICE, 2 | 1 | RFLAGS_ZF));
+    assert_eq!(board.get(Gpr::Rdx) >> 32, 5);
 }
 
 #[test]
@@ -394,10 +371,36 @@ fn changed_instructions_are_tried_again() {
 }
 
 #[test]
+fn a_move_is_carried_out_where_its_fault_was() {
+    // mov [rdi + 4], edx, whose page the guest's tables no longer have: the CPU had them.
+    let mut board = Board::new(64, &[0x89, 0x57, 0x04]);
+    board.cpu.gpr[Gpr::Rdi as usize] = 0x4000_0000;
+    let write = NestedFault { write: true, ..read_of(DEVICE + 4) };
+    assert_eq!(board.run_as(write), Ok(()));
+    assert_eq!(board.bus.log, [('w', DEVICE + 4, 4)]);
+    // A read, a fault elsewhere, or one at the end of the page: the tables are asked.
+    for (fault, rdi) in [
+        (read_of(DEVICE + 4), 0x4000_0000),
+        (NestedFault { write: true, ..read_of(DEVICE + 8) }, 0x4000_0000),
+        (NestedFault { write: true, ..read_of(DEVICE + 0xffe) }, 0x4000_0ffa),
+    ] {
+        let mut board = Board::new(64, &[0x89, 0x57, 0x04]);
+        board.cpu.gpr[Gpr::Rdi as usize] = rdi;
+        let before = board.cpu.clone();
+        assert!(board.run_as(fault).is_err());
+        assert!(board.bus.log.is_empty() && board.cpu == before);
+    }
+}
+
+#[test]
 fn what_is_not_known_fails_with_its_bytes() {
-    // movups [rdi], xmm0; ud2; mov ds, [rdi]; an access across the page's end
+    // movups [rdi], xmm0; movdqa xmm0, [rdi]; cmpxchg16b [rdi]; call [rdi]; ud2; mov ds, [rdi];
+    // an access across the page's end, from either side
     for (code, rdi) in [
         (&[0x0f, 0x11, 0x07][..], DEVICE),
+        (&[0x66, 0x0f, 0x6f, 0x07], DEVICE),
+        (&[0x48, 0x0f, 0xc7, 0x0f], DEVICE),
+        (&[0xff, 0x17], DEVICE),
         (&[0x0f, 0x0b], DEVICE),
         (&[0x8e, 0x1f], DEVICE),
         (&[0x8b, 0x07], DEVICE + 0xffe),
