@@ -324,18 +324,22 @@ impl Vcpu {
                 Ok(())
             }
             Exit::Cpuid => self.cpuid(hw, board),
-            Exit::Halt => self.advance(hw, board, InstructionKind::Hlt).map(|()| {
-                self.activity = Activity::Halted;
+            Exit::Halt => self.advance(hw, board, InstructionKind::Hlt).map(|moved| {
+                if moved {
+                    self.activity = Activity::Halted;
+                }
             }),
             Exit::ReadMsr => self.read_msr(hw, board),
             Exit::WriteMsr => self.write_msr(hw, board, posted),
             Exit::SetXcr => self.set_xcr(hw, board),
             // No hypercalls: the answer is KVM's for an unknown one, -ENOSYS.
-            Exit::Hypercall(instruction) => self.advance(hw, board, instruction).map(|()| {
-                hw.set_gpr(Gpr::Rax, (-1000i64).cast_unsigned());
+            Exit::Hypercall(instruction) => self.advance(hw, board, instruction).map(|moved| {
+                if moved {
+                    hw.set_gpr(Gpr::Rax, (-1000i64).cast_unsigned());
+                }
             }),
             // The caches are coherent and stage 2 fixes memory types; nothing is to be done.
-            Exit::CacheInvalidate(instruction) => self.advance(hw, board, instruction),
+            Exit::CacheInvalidate(instruction) => self.advance(hw, board, instruction).map(drop),
             Exit::Forbidden => {
                 hw.inject(UNDEFINED_OPCODE);
                 Ok(())
@@ -370,23 +374,37 @@ impl Vcpu {
         self.next_record = self.next_record.wrapping_add(1);
     }
 
-    /// Moves past the instruction that made the exit.
+    /// The length of the instruction that made the exit, to be asked for before anything is
+    /// done for it. `None` when it is not to be carried out: it is no longer there, or cannot be
+    /// fetched any more, and the guest has to go on with that.
+    fn length<H: VirtualCpu, B: Board>(
+        &mut self,
+        hw: &mut H,
+        board: &B,
+        kind: InstructionKind,
+    ) -> Result<Option<u8>, Failure> {
+        match hw.next_rip() {
+            // The CPU tells it; an instruction has at most 15 bytes.
+            Some(next) => Ok(Some(low_byte(next.wrapping_sub(hw.rip())) & 15)),
+            None => match instruction_length(&mut self.decoder, hw, board.memory(), kind) {
+                Ok(length) => Ok(Some(length)),
+                Err(error) => self.emulation_failed(hw, error).map(|()| None),
+            },
+        }
+    }
+
+    /// Moves past the instruction that made the exit; whether it is to be carried out.
     fn advance<H: VirtualCpu, B: Board>(
         &mut self,
         hw: &mut H,
         board: &B,
         kind: InstructionKind,
-    ) -> Result<(), Failure> {
-        let length = match hw.next_rip() {
-            // The CPU tells it; an instruction has at most 15 bytes.
-            Some(next) => low_byte(next.wrapping_sub(hw.rip())) & 15,
-            None => match instruction_length(&mut self.decoder, hw, board.memory(), kind) {
-                Ok(length) => length,
-                Err(error) => return self.emulation_failed(hw, error),
-            },
-        };
-        emulate::advance(hw, length);
-        Ok(())
+    ) -> Result<bool, Failure> {
+        let length = self.length(hw, board, kind)?;
+        if let Some(length) = length {
+            emulate::advance(hw, length);
+        }
+        Ok(length.is_some())
     }
 
     /// Turns an error of the emulator into a fault of the guest or a failure of the cell.
@@ -416,8 +434,10 @@ impl Vcpu {
             cr4: hw.control(ControlRegister::Cr4),
             pv_eoi: false,
         };
+        if !self.advance(hw, board, InstructionKind::Cpuid)? {
+            return Ok(());
+        }
         let [eax, ebx, ecx, edx] = cpuid(leaf, subleaf, &view, &|l, s| board.machine_cpuid(l, s));
-        self.advance(hw, board, InstructionKind::Cpuid)?;
         hw.set_gpr(Gpr::Rax, u64::from(eax));
         hw.set_gpr(Gpr::Rbx, u64::from(ebx));
         hw.set_gpr(Gpr::Rcx, u64::from(ecx));
@@ -426,13 +446,15 @@ impl Vcpu {
     }
 
     fn set_xcr<H: VirtualCpu, B: Board>(&mut self, hw: &mut H, board: &B) -> Result<(), Failure> {
+        let Some(length) = self.length(hw, board, InstructionKind::Xsetbv)? else { return Ok(()) };
         let value = low(hw.gpr(Gpr::Rax)) as u64 | u64::from(low(hw.gpr(Gpr::Rdx))) << 32;
         // The intercept comes after the CPU's own check of CPL (APM table 15-7).
         if low(hw.gpr(Gpr::Rcx)) != 0 || value & !XCR0_ALLOWED != 0 || !hw.set_xcr0(value) {
             hw.inject(GENERAL_PROTECTION);
             return Ok(());
         }
-        self.advance(hw, board, InstructionKind::Xsetbv)
+        emulate::advance(hw, length);
+        Ok(())
     }
 
     fn write_cr8<H: VirtualCpu, B: Board>(&mut self, hw: &mut H, board: &B) -> Result<(), Failure> {

@@ -2,7 +2,7 @@
 
 use super::{Board, Failure, Vcpu, apply, kvmclock, low};
 use crate::hal::Role;
-use crate::x86::emulate::InstructionKind;
+use crate::x86::emulate::{InstructionKind, advance};
 use crate::x86::exit::VirtualCpu;
 use crate::x86::local_apic::{Effect, Fault};
 use crate::x86::msr::{Emulated, MsrAction, msr_action, pat_is_valid};
@@ -14,6 +14,7 @@ use core::num::NonZeroU64;
 const EFER_SCE: u64 = 1;
 impl Vcpu {
     pub(super) fn read_msr<H: VirtualCpu, B: Board>(&mut self, hw: &mut H, board: &B) -> Result<(), Failure> {
+        let Some(length) = self.length(hw, board, InstructionKind::Rdmsr)? else { return Ok(()) };
         let msr = low(hw.gpr(Gpr::Rcx));
         let now = board.host_counter().wrapping_add(hw.counter_offset());
         let value = match msr_action(msr, board.role()) {
@@ -33,7 +34,7 @@ impl Vcpu {
         };
         match value {
             Ok(value) => {
-                self.advance(hw, board, InstructionKind::Rdmsr)?;
+                advance(hw, length);
                 hw.set_gpr(Gpr::Rax, u64::from(low(value)));
                 hw.set_gpr(Gpr::Rdx, value >> 32);
             }
@@ -51,6 +52,7 @@ impl Vcpu {
         board: &B,
         posted: &Posted,
     ) -> Result<(), Failure> {
+        let Some(length) = self.length(hw, board, InstructionKind::Wrmsr)? else { return Ok(()) };
         let msr = low(hw.gpr(Gpr::Rcx));
         let value = u64::from(low(hw.gpr(Gpr::Rax))) | u64::from(low(hw.gpr(Gpr::Rdx))) << 32;
         let now = board.host_counter().wrapping_add(hw.counter_offset());
@@ -100,7 +102,7 @@ impl Vcpu {
         };
         match written {
             Ok(effect) => {
-                self.advance(hw, board, InstructionKind::Wrmsr)?;
+                advance(hw, length);
                 apply(&self.apic, self.id, board, posted, effect);
             }
             Err(Fault) => {

@@ -19,6 +19,7 @@ struct Hw {
     offset: u64,
     interrupted: Option<Injection>,
     resets: u32,
+    flushes: u32,
     shadow: bool,
     xcr0: u64,
 }
@@ -40,6 +41,7 @@ impl Hw {
             offset: 0,
             interrupted: None,
             resets: 0,
+            flushes: 0,
             shadow: false,
             xcr0: 1,
         }
@@ -153,7 +155,9 @@ impl VirtualCpu for Hw {
     fn reset(&mut self) {
         self.resets += 1;
     }
-    fn flush_translations(&mut self) {}
+    fn flush_translations(&mut self) {
+        self.flushes += 1;
+    }
     fn exit_details(&self) -> [u64; 3] {
         [0; 3]
     }
@@ -655,4 +659,41 @@ fn the_exit_after_which_a_vcpu_stays_away_is_counted_once() {
         let counted = shutdowns().unwrap();
         assert_eq!((counted.count, counted.time_ns), (1, 70));
     }
+}
+
+/// What exited is not what is there, or cannot be fetched: nothing is done for it.
+#[test]
+fn an_instruction_that_is_gone_does_nothing() {
+    let board = TestBoard::new(Role::Guest);
+    let mut hw = Hw::new(&board, &[0x90, 0x90, 0x90]);
+    let (mut vcpu, posted) = boot_vcpu();
+    hw.cpu.gpr = [7; 16];
+    // WRMSR to the deadline would arm the timer.
+    hw.cpu.gpr[Gpr::Rcx as usize] = 0x6e0;
+    let before = hw.cpu.clone();
+    let exits = [
+        Exit::Cpuid,
+        Exit::Halt,
+        Exit::ReadMsr,
+        Exit::WriteMsr,
+        Exit::SetXcr,
+        Exit::Hypercall(InstructionKind::Vmmcall),
+        Exit::CacheInvalidate(InstructionKind::Wbinvd),
+        Exit::WriteCr8,
+    ];
+    for (n, exit) in (1..).zip(exits) {
+        assert_eq!(vcpu.handle(&mut hw, &board, &posted, exit), Outcome::Continue, "{exit:?}");
+        // It is tried again, by what the tables say now.
+        assert_eq!((&hw.cpu, hw.flushes), (&before, n), "{exit:?}");
+    }
+    // The page is gone: a page fault, in place of what it was.
+    hw.cpu.control[ControlRegister::Cr0 as usize] |= crate::x86::state::CR0_PG;
+    hw.cpu.control[ControlRegister::Cr3 as usize] = 0x3000;
+    for exit in exits {
+        let gpr = hw.cpu.gpr;
+        assert_eq!(vcpu.handle(&mut hw, &board, &posted, exit), Outcome::Continue, "{exit:?}");
+        let fault = Injection::Exception { vector: 14, error_code: Some(0) };
+        assert_eq!((hw.cpu.injection.take(), hw.cpu.rip, hw.cpu.gpr), (Some(fault), 0x100, gpr), "{exit:?}");
+    }
+    assert_eq!((vcpu.activity(), hw.xcr0, vcpu.next_deadline(&hw)), (Activity::Running, 1, None));
 }
