@@ -10,8 +10,8 @@
 //! Between the exit and the fetch another vCPU may have changed the instruction, the
 //! registers' targets or the page tables. Nothing here trusts that they are the same:
 //! what is found is carried out if one of its operands lies in the page that exited and all
-//! its accesses pass the guest's own page rights; if none does, the answer is
-//! [`EmulateError::Retry`].
+//! its accesses pass the guest's own page rights, or the CPU has let them pass; if none does, the
+//! answer is [`EmulateError::Retry`].
 //!
 //! An instruction is a bounded amount of work: at most two operands, and one iteration of a
 //! repeated string instruction, after which the guest is entered again. Not done: the

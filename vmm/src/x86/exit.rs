@@ -148,7 +148,7 @@ pub const EXIT_TABLE: [ExitRow; 19] = [
         "the board's device answers; a port of nobody reads as all-ones and drops writes, counted",
         "a guest cell has no ports of the machine, the root cell all but those of reset and power"),
     row("nested-fault", "an access that stage 2 does not let through",
-        "the instruction is decoded and carried out on the device there; fetches and page tables outside of RAM fail the cell",
+        "the instruction is decoded and carried out on the device there; fetches, page tables and the stacks of events outside of RAM fail the cell",
         "device memory: I/O APICs, the local APIC in xAPIC mode, the management channel"),
     row("shutdown", "a triple fault", "the cell has failed", "it cannot go on; its registers and last exits are kept for show"),
     row("init", "the machine sent INIT", "nothing", "nobody sends it while guests run"),

@@ -227,11 +227,12 @@ mod short_way {
             let gva = gva ^ flip.map_or(0, |bit| 1 << bit);
             let mut cpu = FakeCpu::bits64(0x1000);
             cpu.cpl = if user { 3 } else { 0 };
-            cpu.control[0] = CR0_PE | CR0_PG | u64::from(wp) * CR0_WP;
-            cpu.control[ControlRegister::Cr4 as usize] |= u64::from(smep) * CR4_SMEP
-                | u64::from(smap) * CR4_SMAP | u64::from(la57) * CR4_LA57;
-            cpu.efer = u64::from(lma) * EFER_LMA | u64::from(nxe) * EFER_NXE;
-            cpu.rflags |= u64::from(ac) * RFLAGS_AC;
+            let when = |on, bit| if on { bit } else { 0 };
+            cpu.control[0] = CR0_PE | CR0_PG | when(wp, CR0_WP);
+            cpu.control[ControlRegister::Cr4 as usize] |=
+                when(smep, CR4_SMEP) | when(smap, CR4_SMAP) | when(la57, CR4_LA57);
+            cpu.efer = when(lma, EFER_LMA) | when(nxe, EFER_NXE);
+            cpu.rflags |= when(ac, RFLAGS_AC);
             let walked = walk(&cpu, &memory, Gva::new(gva), access);
             if let Some(gpa) = super::super::four_levels(&cpu, &memory, Gva::new(gva), access) {
                 prop_assert_eq!(walked, Ok(gpa));
