@@ -154,9 +154,20 @@ impl LocalApic {
         self.write(reg::EOI, 0);
     }
 
+    /// Whether the interrupt `vector` is in service: has arrived from this APIC and has not
+    /// been ended.
+    pub fn is_in_service(&self, vector: u8) -> bool {
+        self.vector_bit(reg::ISR, vector)
+    }
+
     /// Whether the interrupt `vector`, in service, came level-triggered.
     pub fn is_level(&self, vector: u8) -> bool {
-        self.read(reg::TMR + u32::from(vector / 32) * 16) >> (vector % 32) & 1 != 0
+        self.vector_bit(reg::TMR, vector)
+    }
+
+    /// The bit of `vector` in the eight registers from `first` on.
+    fn vector_bit(&self, first: u32, vector: u8) -> bool {
+        self.read(first + u32::from(vector / 32) * 16) >> (vector % 32) & 1 != 0
     }
 
     fn command(&self, destination: u32, low: u32) {

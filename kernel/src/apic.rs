@@ -2,7 +2,7 @@
 // UNSAFETY: the driver is given the mapped registers.
 #![expect(unsafe_code, reason = "vouches for the mapping of the registers")]
 
-use crate::interrupts::{KICK_VECTOR, SPURIOUS_VECTOR, TIMER_VECTOR};
+use crate::interrupts::OWN_VECTORS;
 use crate::{memory, percpu};
 use bulkhead_arch::x86_64::page_table::PageTableError;
 use bulkhead_drivers::local_apic::{self, LocalApic};
@@ -26,7 +26,7 @@ pub(crate) fn init() -> Result<(), PageTableError> {
 
 /// Sets up the APIC of the CPU that calls it.
 pub(crate) fn init_cpu() {
-    get().init(SPURIOUS_VECTOR, TIMER_VECTOR);
+    get().init(OWN_VECTORS.spurious, OWN_VECTORS.timer);
 }
 
 /// The local APIC of the CPU that calls it.
@@ -34,7 +34,7 @@ pub(crate) fn get() -> &'static LocalApic {
     LOCAL_APIC.get().expect("apic::init runs before interrupts are opened")
 }
 
-/// As [`get`], but `None` before [`init`]: for panics.
+/// As [`get`], but `None` before [`init`]: for exceptions and panics.
 pub(crate) fn try_get() -> Option<&'static LocalApic> {
     LOCAL_APIC.get()
 }
@@ -42,6 +42,6 @@ pub(crate) fn try_get() -> Option<&'static LocalApic> {
 /// Makes CPU `id` look at its mailbox.
 pub(crate) fn kick(id: CpuId) {
     if let Some(cpu) = percpu::get(id) {
-        get().send(cpu.apic_id, KICK_VECTOR);
+        get().send(cpu.apic_id, OWN_VECTORS.kick);
     }
 }

@@ -28,7 +28,7 @@ pub(crate) const MSI_WINDOW: Range<u64> = 0xfee0_0000..0xfef0_0000;
 
 /// Wall-clock nanoseconds since 1970 at boot, by the machine's clock.
 static BOOT_WALL_NS: Once<u64> = Once::new();
-/// Interrupts of the machine that arrived at a CPU of a guest cell.
+/// Interrupts of the machine that arrived at a CPU outside the root cell.
 static STRAY_INTERRUPTS: AtomicU64 = AtomicU64::new(0);
 
 /// Notes what time of day it is; once, at boot.
@@ -178,9 +178,15 @@ pub(crate) fn permissions(role: Role, trapped: impl Iterator<Item = u16>) -> Per
     Permissions { msrs, ports }
 }
 
-/// Counts an interrupt of the machine that arrived at a CPU outside the root cell.
-pub(crate) fn count_stray_interrupt() {
-    STRAY_INTERRUPTS.fetch_add(1, Ordering::Relaxed);
+/// Counts an interrupt of the machine that arrived at a CPU outside the root cell, and tells
+/// of every power of two.
+pub(crate) fn count_stray_interrupt(cpu: CpuId, vector: u8) {
+    let count = STRAY_INTERRUPTS.fetch_add(1, Ordering::Relaxed) + 1;
+    if count.is_power_of_two() {
+        log::warn!(
+            "{cpu}: not the root cell's, but one of its devices interrupts it with vector {vector:#x} ({count} so far)"
+        );
+    }
 }
 
 /// Arms this CPU's timer for a value of the counter, or disarms it.

@@ -3,20 +3,23 @@
 //! Vectors below 0x20 that no exception has are the hypervisor's own and mere hints: the
 //! timer (look at the counter), the kick (look at the mailbox). All from 0x20 on are
 //! devices of the root cell: the handler notes the vector and how it came, and ends the
-//! interrupt; the loop takes what was noted. The handler takes no lock.
+//! interrupt; the loop takes what was noted. What nobody of ours sends is ended and counted.
+//! The handler takes no lock.
 
 use crate::{apic, panic, percpu};
 use bulkhead_arch::x86_64::interrupts::{TrapFrame, set_handler};
-use core::sync::atomic::Ordering;
+use bulkhead_vmm::x86::arrival::{Arrival, OwnVectors, classify};
+use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The local APIC's timer.
-pub(crate) const TIMER_VECTOR: u8 = 0x18;
-/// Another CPU has put something into this one's mailbox.
-pub(crate) const KICK_VECTOR: u8 = 0x19;
-/// Spurious interrupts.
-pub(crate) const SPURIOUS_VECTOR: u8 = 0x1f;
-const FIRST_DEVICE_VECTOR: u8 = 0x20;
-const NMI: u8 = 2;
+/// The hypervisor's own vectors.
+pub(crate) const OWN_VECTORS: OwnVectors = OwnVectors { timer: 0x18, kick: 0x19, spurious: 0x1f };
+
+/// Interrupts that nobody of ours sends.
+static STRAYS: AtomicU64 = AtomicU64::new(0);
+/// INIT messages that were made exceptions.
+static INITS: AtomicU64 = AtomicU64::new(0);
+/// What [`count`] is told for an INIT; for an interrupt, its vector.
+const TELL_INIT: u64 = 0x100;
 
 /// Takes over all vectors.
 pub(crate) fn init() {
@@ -26,21 +29,22 @@ pub(crate) fn init() {
 fn handle(frame: &TrapFrame) {
     #[expect(clippy::cast_possible_truncation, reason = "the stubs push vectors of 8 bits")]
     let vector = frame.vector as u8;
-    match vector {
-        NMI => {
+    let in_service = || apic::try_get().is_some_and(|apic| apic.is_in_service(vector));
+    match classify(vector, frame.error_code(), OWN_VECTORS, in_service) {
+        Arrival::Nmi => {
             panic::stop_if_panicking();
             percpu::this().nmis.fetch_add(1, Ordering::Relaxed);
         }
-        TIMER_VECTOR => {
+        Arrival::Timer => {
             percpu::this().timer_fired.store(true, Ordering::Relaxed);
             apic::get().eoi();
         }
-        KICK_VECTOR => {
+        Arrival::Kick => {
             percpu::this().kicked.store(true, Ordering::Relaxed);
             apic::get().eoi();
         }
-        SPURIOUS_VECTOR => {}
-        FIRST_DEVICE_VECTOR.. => {
+        Arrival::Spurious => {}
+        Arrival::Device => {
             let cpu = percpu::this();
             let apic = apic::get();
             let (word, bit) = (usize::from(vector / 64), 1u64 << (vector % 64));
@@ -58,7 +62,40 @@ fn handle(frame: &TrapFrame) {
                 apic.eoi();
             }
         }
-        _ => panic::exception(frame),
+        Arrival::Init => count(&INITS, TELL_INIT),
+        Arrival::Stray { end } => {
+            if end {
+                apic::get().eoi();
+            }
+            count(&STRAYS, vector.into());
+        }
+        Arrival::Exception => panic::exception(frame),
+    }
+}
+
+/// Counts what should not have come, for the log to tell of it now and then: at every power
+/// of two, which is enough to see and too little to flood.
+fn count(counter: &AtomicU64, what: u64) {
+    let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
+    if count.is_power_of_two() {
+        percpu::this().to_tell.store(count << 9 | what, Ordering::Relaxed);
+    }
+}
+
+/// Tells the log what [`count`] has left for it.
+fn tell(cpu: &percpu::PerCpu) {
+    if cpu.to_tell.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let told = cpu.to_tell.swap(0, Ordering::Relaxed);
+    let (count, what) = (told >> 9, told & 0x1ff);
+    if what == TELL_INIT {
+        log::warn!("{}: ignored an INIT, which nobody sends ({count} so far)", cpu.id);
+    } else {
+        log::warn!(
+            "{}: ended an interrupt with vector {what:#x}, which nobody sends ({count} so far)",
+            cpu.id
+        );
     }
 }
 
@@ -67,6 +104,7 @@ fn handle(frame: &TrapFrame) {
 /// Interrupts must be closed, or one that arrives meanwhile may be taken twice.
 pub(crate) fn take_arrived(mut accept: impl FnMut(u8, bool)) {
     let cpu = percpu::this();
+    tell(cpu);
     for (word, (arrived, levels)) in (0u8..).zip(cpu.arrived.iter().zip(&cpu.arrived_level)) {
         if arrived.load(Ordering::Relaxed) == 0 {
             continue;

@@ -214,6 +214,9 @@ fn node(machine: Machine) -> ! {
         Ok(svm) => svm,
         Err(error) => stop(&error),
     };
+    if !svm.redirects_init() {
+        log::info!("this CPU lets INIT reset it: a device that forges one can stop the node");
+    }
     if let Err(error) = assemble(machine) {
         stop(&error);
     }

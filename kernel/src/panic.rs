@@ -40,7 +40,7 @@ pub(crate) fn exception(frame: &TrapFrame) -> ! {
         MACHINE_CHECK => "machine check",
         _ => "exception",
     };
-    let (vector, error) = (frame.vector, frame.error);
+    let (vector, error) = (frame.vector, frame.error_code().unwrap_or_default());
     if vector == PAGE_FAULT {
         let at = ops::fault_address();
         end(format_args!("{name} at {at:#x}, error code {error:#x}"), Some(frame), frame.rbp);

@@ -40,6 +40,8 @@ pub(crate) struct PerCpu {
     pub(crate) timer_fired: AtomicBool,
     /// Another CPU wants this one to look at its mailbox.
     pub(crate) kicked: AtomicBool,
+    /// What the log has still to tell of interrupts that nobody sends; 0 for nothing.
+    pub(crate) to_tell: AtomicU64,
     /// NMIs so far.
     pub(crate) nmis: AtomicU64,
     /// This CPU runs Rust code.
@@ -64,6 +66,7 @@ impl PerCpu {
             timer_target: AtomicU64::new(u64::MAX),
             timer_fired: AtomicBool::new(false),
             kicked: AtomicBool::new(false),
+            to_tell: AtomicU64::new(0),
             nmis: AtomicU64::new(0),
             online: AtomicBool::new(false),
         }));

@@ -230,7 +230,7 @@ fn run_guest<B: Backend>(node: &Node, cpu: CpuId, cell: &GuestCell, id: VcpuId, 
 /// A level-triggered one is held back, or its line would raise it again as soon as it is ended,
 /// and `cpu` would do nothing else.
 fn stray_interrupt(node: &Node, cpu: CpuId, vector: u8, level: bool) {
-    host::count_stray_interrupt();
+    host::count_stray_interrupt(cpu, vector);
     if level {
         node.root().board.level_arrived(VcpuId(cpu.0), vector);
     }

@@ -1,6 +1,7 @@
 //! Models of the x86 platform: what a cell's vCPUs and its board look like.
 
 pub mod acpi;
+pub mod arrival;
 pub mod board;
 pub mod boot;
 pub mod cpuid;

@@ -30,13 +30,23 @@ pub struct TrapFrame {
     pub rax: u64,
     /// The vector, 0..=255.
     pub vector: u64,
-    /// The error code, 0 for vectors that have none.
+    /// The error code, or [`NO_ERROR_CODE`].
     pub error: u64,
     pub rip: u64,
     pub cs: u64,
     pub rflags: u64,
     pub rsp: u64,
     pub ss: u64,
+}
+
+/// What stands in the frame when the CPU has pushed no error code, which have 32 bits.
+const NO_ERROR_CODE: u64 = u64::MAX;
+
+impl TrapFrame {
+    /// The error code, if the CPU has pushed one.
+    pub const fn error_code(&self) -> Option<u64> {
+        if self.error == NO_ERROR_CODE { None } else { Some(self.error) }
+    }
 }
 
 impl fmt::Display for TrapFrame {
@@ -68,8 +78,11 @@ pub(super) fn stub_address(vector: u8) -> u64 {
     (&raw const interrupt_stubs).addr() as u64 + u64::from(vector) * 16
 }
 
-// Vectors 8, 10–14, 17, 21, 29, 30 come with an error code (AMD APM vol. 2, table 8-1);
-// for the others the stub pushes a 0 in its place.
+// Vectors 8, 10–14, 17, 21, 29, 30 come with an error code (AMD APM vol. 2, table 8-1), but
+// only as exceptions, not as interrupts, which anything that can forge a message can raise.
+// The CPU aligns the stack to 16 bytes before it pushes five words (APM vol. 2, 8.9.3): so
+// where there is an error code, a sixth, the stack is aligned again. In place of a missing
+// one the stub pushes `NO_ERROR_CODE`.
 global_asm!(
     r#"
     .section .text.interrupt_stubs, "ax", @progbits
@@ -79,9 +92,12 @@ interrupt_stubs:
     .set vector, 0
     .rept 256
     .balign 16
-    .if !(vector == 8 || (vector >= 10 && vector <= 14) || vector == 17 || vector == 21 || vector == 29 || vector == 30)
-    push 0
+    .if vector == 8 || (vector >= 10 && vector <= 14) || vector == 17 || vector == 21 || vector == 29 || vector == 30
+    test spl, 8
+    jz 2f
     .endif
+    push -1
+2:
     push vector
     jmp interrupt_entry
     .set vector, vector + 1

@@ -37,6 +37,10 @@ const MSR_VM_CR: u32 = 0xc001_0114;
 const MSR_VM_HSAVE_PA: u32 = 0xc001_0117;
 /// `VM_CR.SVMDIS`.
 const VM_CR_SVMDIS: u64 = 1 << 4;
+/// `VM_CR.R_INIT`: an INIT that is not intercepted becomes #SX with error code 1.
+const VM_CR_R_INIT: u64 = 1 << 1;
+/// `VM_CR.LOCK`.
+const VM_CR_LOCK: u64 = 1 << 3;
 
 /// Why SVM cannot be used on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -107,6 +111,12 @@ pub fn probe() -> Result<SvmFeatures, SvmUnavailable> {
     })
 }
 
+/// What to write to `VM_CR` so that no INIT resets the CPU (APM 15.30.1 and 15.28), or `None`
+/// where the firmware has locked it.
+const fn redirect_init(vm_cr: u64) -> Option<u64> {
+    if vm_cr & VM_CR_LOCK == 0 { Some(vm_cr | VM_CR_R_INIT) } else { None }
+}
+
 /// Finds the physical address of memory of the hypervisor's heap.
 pub type PhysicalOf = fn(Hva) -> Hpa;
 
@@ -120,6 +130,7 @@ fn physical<T>(of: PhysicalOf, object: &T) -> u64 {
 /// SVM, turned on for one CPU.
 pub struct SvmHost {
     features: SvmFeatures,
+    redirects_init: bool,
     physical_of: PhysicalOf,
     /// Where `VMRUN` keeps the host's state.
     _save_area: Box<Page>,
@@ -130,15 +141,16 @@ pub struct SvmHost {
 }
 
 impl SvmHost {
-    /// Turns SVM on for the CPU it is called on. FS, GS, TR and the system-call MSRs must
+    /// Turns SVM on for the CPU it is called on, which is not to be sent INIT from then on. FS, GS, TR and the system-call MSRs must
     /// have their final values: they are what the host finds after each exit.
     ///
     /// # Safety
     /// - `physical_of` gives the true physical address of heap memory.
     /// - The value is kept for as long as the CPU runs.
     pub unsafe fn enable(features: SvmFeatures, physical_of: PhysicalOf) -> Self {
-        let host = Self {
+        let mut host = Self {
             features,
+            redirects_init: false,
             physical_of,
             _save_area: Box::new(Page([0; 4096])),
             extra_state: Box::new(Vmcb::zeroed()),
@@ -154,6 +166,13 @@ impl SvmHost {
         // SAFETY: `probe` found SVM; setting SVME changes nothing but that its instructions
         // are defined (APM 15.4).
         unsafe { Msr::new(MSR_EFER).write(efer | EFER_SVME) };
+        // SAFETY: VM_CR exists where CPUID shows SVM; reading changes nothing.
+        if let Some(vm_cr) = redirect_init(unsafe { Msr::new(MSR_VM_CR).read() }) {
+            // SAFETY: it is not locked, and the one bit changes what an INIT does, nothing else.
+            unsafe { Msr::new(MSR_VM_CR).write(vm_cr) };
+            // SAFETY: as above. A CPU that ignores the write shows it.
+            host.redirects_init = unsafe { Msr::new(MSR_VM_CR).read() } & VM_CR_R_INIT != 0;
+        }
         let save_area = physical(physical_of, &*host._save_area);
         // SAFETY: a page of our own, kept as long as the CPU runs (second condition).
         unsafe { Msr::new(MSR_VM_HSAVE_PA).write(save_area) };
@@ -161,6 +180,12 @@ impl SvmHost {
         // SAFETY: SVME is set, `extra` is the physical address of a page of our own.
         unsafe { asm!("vmsave rax", in("rax") extra, options(nostack, preserves_flags)) };
         host
+    }
+
+    /// Whether an INIT message becomes an exception of the hypervisor's instead of resetting
+    /// the CPU.
+    pub fn redirects_init(&self) -> bool {
+        self.redirects_init
     }
 }
 
@@ -540,5 +565,17 @@ pub(super) fn write_xcr0(xcr0: u64) {
     // SAFETY: it changes which extended state there is, of which the hypervisor has none.
     unsafe {
         asm!("xsetbv", in("ecx") 0, in("eax") low, in("edx") high, options(nomem, nostack, preserves_flags));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn init_is_redirected_unless_the_firmware_has_locked_it() {
+        assert_eq!(redirect_init(0), Some(0b10));
+        assert_eq!(redirect_init(0b101), Some(0b111), "what the firmware has set stays");
+        assert_eq!(redirect_init(0b1000), None);
     }
 }
