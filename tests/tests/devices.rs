@@ -150,3 +150,49 @@ fn no_message_is_lost_and_none_spurious() -> Result<()> {
 fn no_level_triggered_line_is_lost_and_none_spurious() -> Result<()> {
     under_load("intx", Interrupts::IntX, "fasteoi")
 }
+
+/// Makes QEMU's teaching device send messages: `send CPU DATA`.
+const FORGER: &str = r#"
+for d in /sys/bus/pci/devices/*; do
+    [ "$(cat $d/vendor) $(cat $d/device)" = "0x1234 0x11e8" ] && edu=$d
+done
+byte() { od -An -tu1 -j $1 -N 1 $edu/config | tr -d ' '; }
+put() { at=$1; shift; printf "$(printf '\\x%02x' $*)" | dd of=$edu/config bs=1 seek=$at conv=notrunc 2>/dev/null; }
+echo 1 >$edu/enable
+# Memory and bus master.
+put 4 6
+cap=$(byte 52)
+while [ $(byte $cap) != 5 ]; do cap=$(byte $((cap + 1))); done
+bar=$(sed -n '1s/ .*//p' $edu/resource)
+# Enabled, with a 64-bit address; the device sends at each request, served or not.
+send() {
+    put $((cap + 2)) 1 0 0 $(($1 % 16 * 16)) $((0xe0 | $1 / 16)) 254 0 0 0 0 $(($2 % 256)) $(($2 / 256))
+    devmem $((bar + 0x60)) 32 1
+}
+"#;
+
+#[test]
+fn forged_messages_do_not_stop_the_node() -> Result<()> {
+    let to_all = |data: &str| format!("{FORGER}\nfor cpu in 0 1 2 3; do {data}; done");
+    let steps = Node::new("forged", Boot::Pvh).qemu(&["-device", "edu"]).limit(LIMIT);
+    let steps = steps.steps(&[
+        // Every vector that an exception may have, and those between.
+        ("vectors", &to_all("for vector in $(seq 0 31); do send $cpu $vector; done")),
+        ("nmi", &to_all("send $cpu $((0x400))")),
+        // What an 8259 gives that has nothing to give.
+        ("8259", &to_all("send $cpu $((0x700))")),
+        ("cpus", "nproc; cellctl node >/dev/null && echo managed"),
+        ("log", "cellctl log"),
+    ])?;
+    for step in ["vectors", "nmi", "8259"] {
+        steps.ok(step)?;
+    }
+    assert_eq!(steps.ok("cpus")?, "4\nmanaged\n", "{steps}");
+    // Told of at every power of two.
+    let log = steps.ok("log")?;
+    for count in [1, 2, 64] {
+        let line = format!("which nobody sends ({count} so far)");
+        assert_eq!(log.matches(&line).count(), 1, "{line}\n{steps}");
+    }
+    Ok(())
+}

@@ -6,6 +6,7 @@
 
 pub mod guest;
 pub mod root;
+pub mod sleep;
 
 use acpi_tables::sdt::Sdt;
 use core::fmt;
