@@ -46,12 +46,16 @@ pub(crate) struct Firmware {
     pub(crate) io_apics: Vec<IoApicInfo>,
     /// Port of the PM timer, and how many bits it has: 24 or 32.
     pub(crate) pm_timer: Option<(u16, u32)>,
+    /// Ports of PM1a and PM1b status.
+    pub(crate) pm1_status: [Option<u16>; 2],
     /// Ports of PM1a and PM1b control.
     pub(crate) pm1_control: [Option<u16>; 2],
     /// The reset register, if it is a port, and what is written there.
     pub(crate) reset: Option<(u16, u8)>,
     /// Where the HPET's registers are.
     pub(crate) hpet: Option<Hpa>,
+    /// A copy of the DSDT, which the FADT lists.
+    pub(crate) dsdt: Option<FirmwareTable>,
     /// Copies of the root table and of the tables that it lists.
     pub(crate) tables: Vec<FirmwareTable>,
 }
@@ -151,9 +155,11 @@ pub(crate) fn read(rsdp: Option<Rsdp>, map: Map) -> Result<Firmware, String> {
         apic_ids: Vec::new(),
         io_apics: Vec::new(),
         pm_timer: None,
+        pm1_status: [None; 2],
         pm1_control: [None; 2],
         reset: None,
         hpet: None,
+        dsdt: None,
         tables: core::iter::once(root_table).chain(listed).collect(),
     };
 
@@ -184,10 +190,16 @@ pub(crate) fn read(rsdp: Option<Rsdp>, map: Map) -> Result<Firmware, String> {
     if let Ok(fadt) = tables.find_table::<Fadt>() {
         let bits = if { fadt.flags }.pm_timer_is_32_bit() { 32 } else { 24 };
         firmware.pm_timer = fadt.pm_timer_block().ok().flatten().and_then(port).map(|port| (port, bits));
+        firmware.pm1_status = [
+            fadt.pm1a_event_block().ok().and_then(port),
+            fadt.pm1b_event_block().ok().flatten().and_then(port),
+        ];
         firmware.pm1_control = [
             fadt.pm1a_control_block().ok().and_then(port),
             fadt.pm1b_control_block().ok().flatten().and_then(port),
         ];
+        let dsdt = fadt.dsdt_address().ok().and_then(|at| table(Hpa::new(at as u64), map));
+        firmware.dsdt = dsdt.filter(|table| &table.signature == b"DSDT");
         if { fadt.flags }.supports_system_reset_via_fadt() {
             firmware.reset = fadt.reset_register().ok().and_then(port).map(|port| (port, fadt.reset_value));
         }

@@ -11,8 +11,9 @@ use bulkhead_vmm::memory::address::Gpa;
 use bulkhead_vmm::memory::map::{Kind, MemoryMap, PageRange};
 use bulkhead_vmm::x86::acpi::Signature;
 use bulkhead_vmm::x86::acpi::root::FirmwareTable;
+use bulkhead_vmm::x86::acpi::sleep::PowerOffTypes;
 use bulkhead_vmm::x86::boot::e820::{E820Entry, E820Kind};
-use bulkhead_vmm::x86::root_board::PowerPorts;
+use bulkhead_vmm::x86::root_ports::PowerPorts;
 
 /// What the boot CPU has found out about the machine.
 #[derive(Debug)]
@@ -92,9 +93,17 @@ impl Machine {
             .collect()
     }
 
-    /// Ports by which the machine is turned off and reset.
+    /// Ports by which the machine is turned off, put to sleep and reset.
     pub(crate) fn power_ports(&self) -> PowerPorts {
-        let [pm1a_control, pm1b_control] = self.firmware.pm1_control;
-        PowerPorts { pm1a_control, pm1b_control, reset: self.firmware.reset }
+        let Firmware { pm1_status, pm1_control, reset, .. } = self.firmware;
+        let ssdts = self.firmware.tables.iter().filter(|table| &table.signature == b"SSDT");
+        let blocks = self.firmware.dsdt.iter().chain(ssdts).map(|table| &table.bytes[..]);
+        let off = PowerOffTypes::find(blocks);
+        if off.is_empty() {
+            log::warn!(
+                "the firmware names no sleep type for off: the root cell can reset the machine, but not turn it off"
+            );
+        }
+        PowerPorts { pm1_status, pm1_control, off, reset }
     }
 }

@@ -136,3 +136,19 @@ fn a_root_cell_that_fails_says_why_before_the_machine_is_reset() -> Result<()> {
     assert!((0.0..1.0).contains(&(said_s - exit_ns / 1e9)), "{last}");
     Ok(())
 }
+
+#[test]
+fn sleep_is_refused_and_the_root_cell_goes_on() -> Result<()> {
+    let steps = Node::new("sleep", Boot::Pvh).limit(LIMIT).steps(&[
+        ("sleep", "echo deep >/sys/power/mem_sleep && echo mem >/sys/power/state"),
+        ("dmesg", "dmesg"),
+        ("cpus", "nproc"),
+        ("log", "cellctl log"),
+    ])?;
+    steps.ok("sleep")?;
+    // Linux went all the way, and found itself awake again.
+    assert!(steps.ok("dmesg")?.contains("ACPI: PM: Waking up from system sleep state S3"), "{steps}");
+    assert_eq!(steps.ok("cpus")?, "4\n", "{steps}");
+    assert!(steps.ok("log")?.contains("root cell: refused sleep of type 1"), "{steps}");
+    Ok(())
+}

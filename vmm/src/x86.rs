@@ -18,5 +18,6 @@ pub mod msr;
 pub mod paging;
 pub mod posted;
 pub mod root_board;
+pub mod root_ports;
 pub mod state;
 pub mod vcpu;

@@ -9,6 +9,7 @@ use super::io_apic::IoApic;
 use super::machine::Machine;
 use super::mediated_io_apic::{IoApicHardware, MediatedIoApic};
 use super::posted::Posted;
+use super::root_ports::{PowerPorts, RootPorts};
 use super::vcpu::Board;
 use crate::device::bus::{Instant, Width};
 use crate::device::stream::StreamServices;
@@ -20,36 +21,6 @@ use crate::memory::guest::GuestMemory;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use spin::Mutex;
-
-/// Port of the keyboard controller's commands, by which a PC can be reset.
-const KEYBOARD_COMMAND: u16 = 0x64;
-/// Port A of the system control: bit 0 resets the machine.
-const SYSTEM_CONTROL_A: u16 = 0x92;
-/// The chipset's reset control.
-const RESET_CONTROL: u16 = 0xcf9;
-
-/// Ports of the firmware's power management, from the FADT.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct PowerPorts {
-    /// PM1a control.
-    pub pm1a_control: Option<u16>,
-    /// PM1b control.
-    pub pm1b_control: Option<u16>,
-    /// The reset register and its value, if it is a port.
-    pub reset: Option<(u16, u8)>,
-}
-
-impl PowerPorts {
-    /// All ports that the root cell must not write without the hypervisor knowing.
-    pub fn trapped(&self) -> impl Iterator<Item = u16> {
-        let control = [self.pm1a_control, self.pm1b_control].into_iter().flatten();
-        control.flat_map(|port| [port, port.wrapping_add(1)]).chain(self.reset.map(|(port, _)| port)).chain([
-            KEYBOARD_COMMAND,
-            SYSTEM_CONTROL_A,
-            RESET_CONTROL,
-        ])
-    }
-}
 
 /// Where the root board's added devices are: pages inside the hypervisor's own RAM below
 /// 4 GiB, which no device of the machine uses.
@@ -77,7 +48,7 @@ pub struct RootBoard<M, G, I: IoApicHardware> {
     memory: G,
     /// What was posted to each vCPU; vCPU *n* is pCPU *n*.
     posted: Vec<Posted>,
-    power: PowerPorts,
+    ports: RootPorts,
     added: AddedDevices,
     virtual_io_apic: Mutex<IoApic>,
     io_apics: Vec<(Gpa, Mutex<MediatedIoApic<I>>)>,
@@ -101,7 +72,7 @@ impl<M: Machine, G: GuestMemory, I: IoApicHardware> RootBoard<M, G, I> {
             machine,
             memory,
             posted: apic_ids.iter().map(|id| Posted::new(*id)).collect(),
-            power,
+            ports: RootPorts::new(power),
             added,
             virtual_io_apic: Mutex::new(IoApic::new(added.io_apic_id, added.gsi_base)),
             io_apics: io_apics.into_iter().map(|(page, apic)| (page, Mutex::new(apic))).collect(),
@@ -246,23 +217,11 @@ impl<M: Machine, G: GuestMemory, I: IoApicHardware> Board for RootBoard<M, G, I>
     }
 
     fn read_port(&self, port: u16, width: Width) -> u64 {
-        self.machine.read_port(port, width)
+        self.ports.read(&self.machine, port, width, self.instant())
     }
 
     fn write_port(&self, port: u16, width: Width, value: u64) {
-        if Some(port) == self.power.pm1a_control || Some(port) == self.power.pm1b_control {
-            // SLP_EN (ACPI 6.5, 4.8.3.2.1).
-            if value & 1 << 13 != 0 {
-                log::info!("root cell: turns the machine off (PM1 control {value:#x})");
-            }
-        } else if port == RESET_CONTROL && value & 4 != 0
-            || port == KEYBOARD_COMMAND && value & 0xff == 0xfe
-            || port == SYSTEM_CONTROL_A && value & 1 != 0
-            || self.power.reset == Some((port, value.to_le_bytes()[0]))
-        {
-            log::info!("root cell: resets the machine (port {port:#x}, value {value:#x})");
-        }
-        self.machine.write_port(port, width, value);
+        self.ports.write(&self.machine, port, width, value, self.instant());
     }
 
     fn read_memory(&self, gpa: Gpa, width: Width) -> u64 {

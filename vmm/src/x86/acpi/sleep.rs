@@ -145,7 +145,13 @@ mod tests {
                 assert_eq!(find(&[&block[..end]]), [0, 0], "{package:x?}, cut at {end}");
             }
         }
-        for package in [&b"\x12\x02\x00"[..], b"\x12\x03\x02\x01", b"\x12\x04\x02\x01\x70", b"\x0a\x05", b"\x12\xff\xff\xff\xff\x02\x00\x00"] {
+        for package in [
+            &b"\x12\x02\x00"[..],
+            b"\x12\x03\x02\x01",
+            b"\x12\x04\x02\x01\x70",
+            b"\x0a\x05",
+            b"\x12\xff\xff\xff\xff\x02\x00\x00",
+        ] {
             assert_eq!(find(&[&[b"\x08_S5_", package].concat()]), [0, 0], "{package:x?}");
         }
     }
