@@ -15,6 +15,8 @@ mod reg {
     pub(super) const ID: u32 = 0x020;
     pub(super) const TPR: u32 = 0x080;
     pub(super) const EOI: u32 = 0x0b0;
+    pub(super) const LOGICAL_DESTINATION: u32 = 0x0d0;
+    pub(super) const DESTINATION_FORMAT: u32 = 0x0e0;
     pub(super) const SPURIOUS: u32 = 0x0f0;
     pub(super) const ISR: u32 = 0x100;
     pub(super) const TMR: u32 = 0x180;
@@ -147,6 +149,17 @@ impl LocalApic {
     pub fn id(&self) -> u32 {
         let id = self.read(reg::ID);
         if self.is_x2apic() { id } else { id >> 24 }
+    }
+
+    /// Sets by which logical destinations the CPU is found: LDR, and whether by the flat model
+    /// or that of clusters. In x2APIC mode this cannot be set: `false`.
+    pub fn set_logical_id(&self, ldr: u32, flat: bool) -> bool {
+        if self.is_x2apic() {
+            return false;
+        }
+        self.write(reg::DESTINATION_FORMAT, if flat { u32::MAX } else { u32::MAX >> 4 });
+        self.write(reg::LOGICAL_DESTINATION, ldr);
+        true
     }
 
     /// Ends the interrupt in service.

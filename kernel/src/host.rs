@@ -18,8 +18,9 @@ use bulkhead_vmm::memory::address::Hpa;
 use bulkhead_vmm::x86::machine::Machine;
 use bulkhead_vmm::x86::mediated_io_apic::IoApicHardware;
 use bulkhead_vmm::x86::msr::{MSR_TABLE, MsrAction};
+use bulkhead_vmm::x86::posted::LogicalId;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use spin::Once;
 
 /// Where writes are interrupt messages, and the local APICs' registers are. Chipsets, and
@@ -232,6 +233,19 @@ pub(crate) fn physical_address_space() -> u64 {
     const BITS_MAX: u32 = 46;
     let bits = ops::cpuid(0x8000_0008, 0).eax & 0xff;
     1 << if memory::largest_page() == PageSize::Size1G { bits.min(BITS_MAX) } else { bits.min(40) }
+}
+
+/// Lets the machine's devices find this CPU by the logical ID that the root cell has given it.
+pub(crate) fn set_logical_id(cpu: CpuId, id: LogicalId) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let apic = apic::get();
+    let found = apic.set_logical_id(id.ldr, id.flat) || id == LogicalId::NONE;
+    if !found && !id.is_that_of_x2apic(apic.id()) && !TOLD.swap(true, Ordering::Relaxed) {
+        log::warn!(
+            "root cell: {cpu} has the logical ID {:#x}, by which no device finds it: the machine's APICs are in x2APIC mode, and so should be the root cell's",
+            id.ldr
+        );
+    }
 }
 
 /// Resets the machine.

@@ -20,7 +20,7 @@ use bulkhead_arch::Backend;
 use bulkhead_arch::x86_64::scrub::scrub_cpu;
 use bulkhead_vmm::hal::{CpuId, VcpuId};
 use bulkhead_vmm::x86::exit::VirtualCpu;
-use bulkhead_vmm::x86::posted::Posted;
+use bulkhead_vmm::x86::posted::{LogicalId, Posted};
 use bulkhead_vmm::x86::vcpu::{Board, Outcome, Readiness, Vcpu};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use spin::Mutex;
@@ -169,12 +169,19 @@ fn run_root<B: Backend>(node: &Node, control: &CpuControl, cpu: CpuId, backend: 
     if boot {
         root.entry.apply(&mut hw);
     }
+    let mut logical_id = LogicalId::NONE;
     loop {
         if vcpu.is_parked() && control.leave() {
             // What was not ended here never will be.
             root.board.vcpu_reset(id);
             vcpu.count_last_exit(host::counter());
+            // No device finds it here any more, but by the CPU's own ID.
+            host::set_logical_id(cpu, LogicalId::NONE);
             return;
+        }
+        if posted.logical_id() != logical_id {
+            logical_id = posted.logical_id();
+            host::set_logical_id(cpu, logical_id);
         }
         if root.board.take_channel_notification() {
             node.attend();

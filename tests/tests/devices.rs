@@ -196,3 +196,43 @@ fn forged_messages_do_not_stop_the_node() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn logical_destinations_find_their_cpus() -> Result<()> {
+    // In xAPIC mode Linux numbers up to 8 CPUs by bits of logical IDs, and sends devices there.
+    const PINGS: u64 = 20;
+    let script = format!(
+        "irq=$(sed -n 's/^ *\\([0-9]*\\):.*virtio0-input.0/\\1/p' /proc/interrupts)
+        line() {{ grep \"^ *$irq:\" /proc/interrupts; }}
+        for cpu in 0 1 2 3; do
+            printf %x $((1 << cpu)) >/proc/irq/$irq/smp_affinity
+            ping -c 2 10.0.2.2 >/dev/null
+            line
+            ping -A -c {PINGS} 10.0.2.2 | grep received
+            line
+        done"
+    );
+    let node = Node::new("logical", Boot::Pvh)
+        .cpu_flag("-x2apic")
+        .root_cmdline("nox2apic iomem=relaxed")
+        .limit(LIMIT);
+    let steps = node.steps(&[("ldr", "devmem 0xfee000d0 32"), ("spread", &script)])?;
+    // The CPU it was read on has one of the four bits.
+    let ldr = ["0x01000000", "0x02000000", "0x04000000", "0x08000000"];
+    assert!(ldr.contains(&steps.ok("ldr")?.trim()), "{steps}");
+    let counts = |line: &str| {
+        line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).collect::<Vec<_>>()
+    };
+    let lines = steps.ok("spread")?.lines().collect::<Vec<_>>();
+    assert_eq!(lines.len(), 12, "{steps}");
+    for (cpu, part) in lines.chunks(3).enumerate() {
+        let [before, pings, after] = part else { panic!("{steps}") };
+        assert!(pings.contains(&format!("{PINGS} packets received")), "{steps}");
+        let came = counts(before).into_iter().zip(counts(after)).map(|(old, new)| new - old);
+        let came = came.collect::<Vec<_>>();
+        assert!(came.len() == 4 && came[cpu] >= PINGS / 2, "{came:?} by CPU {cpu}\n{steps}");
+        let elsewhere = came.iter().sum::<u64>() - came[cpu];
+        assert_eq!(elsewhere, 0, "{came:?} by CPU {cpu}\n{steps}");
+    }
+    Ok(())
+}

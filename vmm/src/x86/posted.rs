@@ -36,6 +36,28 @@ impl Events {
     }
 }
 
+/// How an APIC in xAPIC mode is found by logical destinations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogicalId {
+    /// LDR, the ID in bits 31:24.
+    pub ldr: u32,
+    /// DFR: the flat model, else that of clusters.
+    pub flat: bool,
+}
+
+impl LogicalId {
+    /// Found by none.
+    pub const NONE: Self = Self { ldr: 0, flat: true };
+
+    /// Whether an APIC in x2APIC mode, whose own logical ID follows from its `apic_id`, is found
+    /// by the same logical destinations of 8 bits, which are all that devices can send without
+    /// remapping: they are those of cluster 0 (Intel SDM vol. 3, 11.12.10.2).
+    pub const fn is_that_of_x2apic(self, apic_id: u32) -> bool {
+        let derived = if apic_id < 8 { 1 << apic_id } else { 0 };
+        self.flat && self.ldr >> 24 == derived
+    }
+}
+
 /// What others see of a vCPU's APIC and what they have posted to it.
 #[derive(Debug, Default)]
 pub struct Posted {
@@ -149,6 +171,16 @@ impl Posted {
         self.mode.load(Ordering::Acquire) & Self::ENABLED != 0
     }
 
+    /// The logical ID last published, as the machine's APIC must have it for its devices'
+    /// messages to find this vCPU.
+    pub fn logical_id(&self) -> LogicalId {
+        let mode = self.mode.load(Ordering::Acquire);
+        if mode & Self::X2APIC != 0 {
+            return LogicalId::NONE;
+        }
+        LogicalId { ldr: self.logical_id.load(Ordering::Relaxed), flat: mode & Self::FLAT != 0 }
+    }
+
     /// Whether a message to `destination` is for this vCPU; `is_sender` for the shorthands
     /// (Intel SDM vol. 3, 11.6.2; x2APIC logical IDs 11.12.10.2).
     pub fn matches(&self, destination: Destination, is_sender: bool) -> bool {
@@ -228,5 +260,41 @@ mod tests {
         assert!(!p.matches(Destination::Physical(0xff), false));
         assert!(p.matches(Destination::Physical(u32::MAX), false));
         assert!(p.matches(Destination::Others, false) && !p.matches(Destination::Others, true));
+    }
+
+    #[test]
+    fn the_machine_is_told_the_logical_id_of_xapic_mode_alone() {
+        let p = Posted::new(5);
+        p.publish(5, 0x2000_0000, Posted::FLAT);
+        assert_eq!(p.logical_id(), LogicalId { ldr: 0x2000_0000, flat: true });
+        p.publish(5, 0x2200_0000, Posted::ENABLED);
+        assert_eq!(p.logical_id(), LogicalId { ldr: 0x2200_0000, flat: false });
+        p.publish(5, 0x20, Posted::X2APIC | Posted::FLAT);
+        assert_eq!(p.logical_id(), LogicalId::NONE);
+    }
+
+    #[test]
+    fn an_x2apic_is_found_where_the_logical_id_is_a_bit_for_its_own_id() {
+        // Against what an APIC in each of the modes answers to.
+        for apic_id in [0, 3, 7, 8, 19] {
+            let x2apic = Posted::new(apic_id);
+            x2apic.publish(apic_id, apic_id >> 4 << 16 | 1 << (apic_id & 0xf), Posted::X2APIC);
+            for ldr in 0..=0xff {
+                for mode in [0, Posted::FLAT] {
+                    let xapic = Posted::new(apic_id);
+                    xapic.publish(apic_id, ldr << 24, mode);
+                    let same = (0..0x100).all(|destination| {
+                        let to = Destination::Logical(destination);
+                        xapic.matches(to, false) == x2apic.matches(to, false)
+                    });
+                    // A cluster's ID of 0 happens to be found by none, too, or by 0x0n alone.
+                    if mode == Posted::FLAT {
+                        assert_eq!(xapic.logical_id().is_that_of_x2apic(apic_id), same, "{apic_id} {ldr:#x}");
+                    } else {
+                        assert!(!xapic.logical_id().is_that_of_x2apic(apic_id));
+                    }
+                }
+            }
+        }
     }
 }

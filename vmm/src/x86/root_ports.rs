@@ -93,7 +93,7 @@ impl RootPorts {
         }
         let mut value = machine.read_port(port, width);
         if self.woken.load(Ordering::Relaxed) {
-            for status in self.power.pm1_status.into_iter().filter_map(|register| upper(register)) {
+            for status in self.power.pm1_status.into_iter().filter_map(upper) {
                 if let Some(byte) = byte_of(port, width, status) {
                     value |= u64::from(WAKE_STATUS) << (8 * byte);
                 }
@@ -118,7 +118,7 @@ impl RootPorts {
             log::info!("root cell: resets the machine (port {port:#x}, value {value:#x})");
         }
         let clears = |status| written(status).is_some_and(|byte| byte & WAKE_STATUS != 0);
-        if self.power.pm1_status.into_iter().filter_map(|register| upper(register)).any(clears) {
+        if self.power.pm1_status.into_iter().filter_map(upper).any(clears) {
             self.woken.store(false, Ordering::Relaxed);
         }
         let mut value = value;
