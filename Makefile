@@ -21,7 +21,7 @@ KERNEL_ELF := $(T)/images/bulkhead-x86_64.elf
 CHECKED_ELF := $(T)/images/bulkhead-x86_64-checked.elf
 CELLCTL := $(T)/x86_64-unknown-linux-gnu/release/cellctl
 MKIMAGE := $(T)/release/bulkhead-mkimage
-GUESTS := $(T)/guests/root-initrd $(T)/guests/guest-initrd
+GUESTS := $(T)/guests/root-initrd $(T)/guests/guest-initrd $(T)/guests/bare.elf
 
 # How a node boots: pvh, grub-bios, grub-uefi; native is its Linux on the bare machine, to compare.
 BOOT ?= pvh
@@ -74,6 +74,11 @@ guests: $(GUESTS)
 $(T)/guests/vmlinuz: guests/kernel.sh
 	@guests/kernel.sh $(T)
 
+$(T)/guests/bare.elf: FORCE
+	@$(CARGO) build --quiet --release -p bulkhead-guests --target $(X86) $(BARE)
+	@mkdir -p $(@D)
+	@cp $(T)/$(X86)/release/bare $@
+
 $(CELLCTL): FORCE
 	@$(CARGO) rustc --quiet --release -p bulkhead-cellctl --target x86_64-unknown-linux-gnu -- \
 	    -Ctarget-feature=+crt-static
@@ -91,11 +96,11 @@ $(T)/guests/root-initrd: guests/pack.sh guests/root-init.sh $(wildcard guests/ce
 
 lint: ## rustfmt, clippy and rustdoc without warnings, for host and bare metal; shellcheck
 	$(CARGO) fmt --check
-	$(CARGO) clippy --quiet --workspace --exclude bulkhead --all-targets -- -D warnings
-	$(CARGO) clippy --quiet -p bulkhead -p bulkhead-vmm -p bulkhead-abi --target $(X86) $(BARE) -- -D warnings
+	$(CARGO) clippy --quiet --workspace --exclude bulkhead --exclude bulkhead-guests --all-targets -- -D warnings
+	$(CARGO) clippy --quiet -p bulkhead -p bulkhead-guests -p bulkhead-vmm -p bulkhead-abi --target $(X86) $(BARE) -- -D warnings
 	$(CARGO) clippy --quiet -p bulkhead-vmm -p bulkhead-abi --target $(ARM) $(BARE) -- -D warnings
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --no-deps --workspace --exclude bulkhead
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --no-deps -p bulkhead --target $(X86) $(BARE)
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --no-deps --workspace --exclude bulkhead --exclude bulkhead-guests
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --no-deps -p bulkhead -p bulkhead-guests --target $(X86) $(BARE)
 	shellcheck .ci/run $$(git ls-files '*.sh')
 
 test: build checked ## all tests, on the host and in nodes
@@ -118,7 +123,7 @@ image: build ## bootable images under target/images
 	    --output $(T)/images/bulkhead-x86_64.iso
 
 doc: ## the crates' documentation, and the book where mdBook is installed
-	$(CARGO) doc --quiet --no-deps --workspace --exclude bulkhead
+	$(CARGO) doc --quiet --no-deps --workspace --exclude bulkhead --exclude bulkhead-guests
 	if command -v mdbook >/dev/null; then mdbook build docs; else echo 'doc: no mdBook here; its sources are in docs/'; fi
 
 clean: ## removes all that was built

@@ -9,8 +9,8 @@ hostname guest-cell
 
 for module in /modules/*.ko; do insmod "$module"; done
 
-# acpid runs this when the power button is pressed.
-mkdir -p /etc/acpi/PWRF
+# acpid runs this when the power button is pressed. It wants a place for its log.
+mkdir -p /etc/acpi/PWRF /var/log /var/run
 printf '#!/bin/sh\npoweroff -f\n' >/etc/acpi/PWRF/00000080
 chmod 755 /etc/acpi/PWRF/00000080
 acpid

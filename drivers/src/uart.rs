@@ -5,8 +5,9 @@
 use core::fmt;
 use x86_64::instructions::port::Port;
 
-/// Where the first serial port of a PC is.
+/// Where the first and the second serial port of a PC are.
 const COM1: u16 = 0x3f8;
+const COM2: u16 = 0x2f8;
 
 const LINE_STATUS_THR_EMPTY: u8 = 1 << 5;
 /// Polls before a byte is given up: a UART that isn't there must not stop the machine.
@@ -20,6 +21,11 @@ impl Uart {
     /// The first serial port of a PC. Where there is none, what is sent is lost.
     pub const fn com1() -> Self {
         Self(COM1)
+    }
+
+    /// The second serial port of a PC, likewise.
+    pub const fn com2() -> Self {
+        Self(COM2)
     }
 
     fn write_register(&self, register: u16, value: u8) {
@@ -46,16 +52,19 @@ impl Uart {
         }
         self.write_register(0, byte);
     }
+
+    /// Sends a byte of a text, a line's end as terminals have it.
+    pub fn send_text(&self, byte: u8) {
+        if byte == b'\n' {
+            self.send(b'\r');
+        }
+        self.send(byte);
+    }
 }
 
 impl fmt::Write for Uart {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            if byte == b'\n' {
-                self.send(b'\r');
-            }
-            self.send(byte);
-        }
+        text.bytes().for_each(|byte| self.send_text(byte));
         Ok(())
     }
 }

@@ -9,18 +9,18 @@ use bulkhead_arch::guest_ram::{GuestRam, RamRegion};
 use bulkhead_arch::x86_64::svm::Permissions;
 use bulkhead_vmm::cell::config::CellResources;
 use bulkhead_vmm::hal::{Role, VcpuId};
-use bulkhead_vmm::manage::platform::PlatformError;
+use bulkhead_vmm::manage::ZERO_SLICE;
+use bulkhead_vmm::manage::platform::{CellStatus, Ending, PlatformError, StoredFile};
 use bulkhead_vmm::memory::address::{Gpa, Hpa};
 use bulkhead_vmm::memory::guest::GuestMemory;
 use bulkhead_vmm::x86::acpi::guest::GuestTables;
 use bulkhead_vmm::x86::board;
-use bulkhead_vmm::x86::boot::e820::FreeSpace;
-use bulkhead_vmm::x86::boot::linux::{Handover, KernelLoader, LinuxEntry, LoadedKernel};
+use bulkhead_vmm::x86::boot::{self, Entry, Handover, Image, ImageError, Plan};
 use bulkhead_vmm::x86::guest_board::{GuestBoard, StopReason};
 use bulkhead_vmm::x86::state::CpuState;
 use bulkhead_vmm::x86::vcpu::{Failure, VcpuCounts};
-use core::sync::atomic::{AtomicUsize, Ordering};
-use spin::{Mutex, Once};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use spin::Mutex;
 
 /// A guest cell that exists, whether it runs or not.
 pub(crate) struct GuestCell {
@@ -29,21 +29,53 @@ pub(crate) struct GuestCell {
     stage2: Stage2,
     permissions: Arc<Permissions>,
     counts: Vec<Arc<VcpuCounts>>,
-    files: Mutex<Files>,
-    entry: Once<LinuxEntry>,
-    /// Guest minus host counter, fixed when the cell starts: its counter then shows 0.
-    counter_offset: Once<u64>,
+    /// How its memory is being filled.
+    build: Mutex<Option<Build>>,
+    /// The state in which it starts, once its memory is filled.
+    entry: Mutex<Option<Entry>>,
+    /// Guest minus host counter, set when the cell starts: its counter then shows 0.
+    counter_offset: AtomicU64,
     report: Mutex<Option<FailureReport>>,
+    /// How many vCPUs have left the guest for good.
     left: AtomicUsize,
+    /// How many vCPUs stand still.
+    resting: AtomicUsize,
 }
 
-/// Files on their way into the cell.
-#[derive(Default)]
-struct Files {
-    kernel: Option<KernelLoader>,
-    loaded: Option<LoadedKernel>,
-    /// Where the initrd goes, its size, and how much of it has come.
-    initrd: Option<(Gpa, u64, u64)>,
+/// The filling of a cell's memory from its files.
+struct Build {
+    resources: CellResources,
+    files: Vec<(LoadKind, Source)>,
+    plan: Plan,
+}
+
+/// A file of a cell.
+struct Source {
+    memory: GuestRam,
+    size: u64,
+}
+
+impl Source {
+    fn new(file: &StoredFile) -> Self {
+        let mut at = 0;
+        let mut regions = Vec::new();
+        for range in &file.memory {
+            regions.push(RamRegion { gpa: Gpa::new(at), hpa: range.base, len: range.len });
+            at += range.len;
+        }
+        Self { memory: host::guest_ram(regions), size: file.size }
+    }
+}
+
+impl Image for Source {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), ImageError> {
+        let len = buf.len();
+        self.memory.read(Gpa::new(offset), buf).map_err(|_| ImageError { offset, len })
+    }
 }
 
 /// Turns any error into the platform's.
@@ -52,7 +84,7 @@ fn error(e: impl core::fmt::Display) -> PlatformError {
 }
 
 impl GuestCell {
-    /// Builds a cell from zeroed memory.
+    /// Makes a cell; its memory is filled later.
     ///
     /// # Errors
     /// When memory for its tables is not to be had, or the board has no place for its RAM.
@@ -82,11 +114,12 @@ impl GuestCell {
             stage2,
             permissions: Arc::new(host::permissions(Role::Guest, core::iter::empty())),
             counts: resources.cpus.iter().map(|_| Arc::default()).collect(),
-            files: Mutex::default(),
-            entry: Once::new(),
-            counter_offset: Once::new(),
+            build: Mutex::new(None),
+            entry: Mutex::new(None),
+            counter_offset: AtomicU64::new(0),
             report: Mutex::new(None),
             left: AtomicUsize::new(0),
+            resting: AtomicUsize::new(0),
         })
     }
 
@@ -108,106 +141,79 @@ impl GuestCell {
 
     /// Guest minus host counter.
     pub(crate) fn counter_offset(&self) -> u64 {
-        *self.counter_offset.call_once(|| {
-            self.board.note_start();
-            host::counter().wrapping_neg()
-        })
+        self.counter_offset.load(Ordering::Relaxed)
     }
 
-    /// Announces a file.
+    /// Checks the files that its memory is to be filled from.
     ///
     /// # Errors
-    /// When there is no room for it.
-    pub(crate) fn load_begin(&self, what: LoadKind, size: u64, memory: u64) -> Result<(), PlatformError> {
-        if what == LoadKind::INITRD {
-            self.kernel_complete()?;
-        }
-        let mut files = self.files.lock();
-        match what {
-            LoadKind::KERNEL => {
-                files.loaded = None;
-                files.initrd = None;
-                files.kernel = Some(KernelLoader::new(size, FreeSpace::new(&board::memory_map(memory))));
-                Ok(())
-            }
-            LoadKind::INITRD => {
-                let Some(kernel) = files.loaded.as_mut() else {
-                    return Err(error("initrd: it comes after the kernel, which decides where it goes"));
-                };
-                let at = kernel.place_initrd(size).map_err(error)?;
-                files.initrd = Some((at, size, 0));
-                Ok(())
-            }
-            other => {
-                Err(PlatformError(alloc::format!("file kind {}: allowed are kernel and initrd", other.0)))
-            }
-        }
-    }
-
-    /// Takes the next bytes of a file.
-    ///
-    /// # Errors
-    /// When the file is not what it should be.
-    pub(crate) fn load_data(&self, what: LoadKind, data: &[u8]) -> Result<(), PlatformError> {
-        let mut files = self.files.lock();
-        let files = &mut *files;
-        if what == LoadKind::KERNEL {
-            let kernel = files.kernel.as_mut().ok_or_else(|| error("kernel: none was announced"))?;
-            return kernel.data(data, self.board.ram()).map_err(error);
-        }
-        let (at, size, done) = files.initrd.as_mut().ok_or_else(|| error("initrd: none was announced"))?;
-        let len = data.len() as u64;
-        if len > *size - *done {
-            return Err(error("initrd: more bytes came than were announced"));
-        }
-        let to = at.checked_add(*done).ok_or_else(|| error("initrd: its place wraps"))?;
-        self.board.ram().write(to, data).map_err(|e| error(format_args!("initrd: {e}")))?;
-        *done += len;
-        Ok(())
-    }
-
-    /// All bytes of a kernel have come: the initrd can be placed.
-    fn kernel_complete(&self) -> Result<(), PlatformError> {
-        let mut files = self.files.lock();
-        let Some(kernel) = files.kernel.take() else { return Ok(()) };
-        files.loaded = Some(kernel.finish().map_err(error)?);
-        Ok(())
-    }
-
-    /// Builds the state in which the cell starts.
-    ///
-    /// # Errors
-    /// What is missing or does not fit.
-    pub(crate) fn load_finish(&self, resources: &CellResources) -> Result<(), PlatformError> {
-        self.kernel_complete()?;
-        let mut files = self.files.lock();
-        let kernel = files.loaded.take().ok_or_else(|| error("kernel: none was loaded"))?;
-        let initrd = files.initrd.map(|(at, size, _)| (at, size));
-        let vcpus = u32::try_from(resources.cpus.len()).map_err(error)?;
-        let tables = GuestTables::build(vcpus).map_err(error)?;
-        tables.write(self.board.ram()).map_err(error)?;
-        let map = board::memory_map(resources.memory_bytes());
+    /// What is missing or wrong.
+    pub(crate) fn plan(&self, resources: &CellResources, files: &[StoredFile]) -> Result<(), PlatformError> {
+        let files: Vec<_> = files.iter().map(|file| (file.what, Source::new(file))).collect();
+        let file = |kind| files.iter().find(|(what, _)| *what == kind).map(|(_, file)| file);
+        let kernel = file(LoadKind::KERNEL).ok_or_else(|| error("no kernel was loaded"))?;
         let handover = Handover {
-            map: &map,
+            map: &board::memory_map(resources.memory_bytes()),
             cmdline: resources.cmdline.as_bytes(),
-            initrd,
+            initrd: file(LoadKind::INITRD).map(|file| file.size),
             rsdp: Some(board::RSDP_ADDRESS),
         };
-        let entry = kernel.build(&handover, self.board.ram()).map_err(error)?;
-        self.entry.call_once(|| entry);
+        let plan = boot::plan(kernel, &handover).map_err(error)?;
+        log::debug!("cell '{}': the kernel is started by {}", resources.name, plan.protocol());
+        *self.build.lock() = Some(Build { resources: resources.clone(), files, plan });
+        *self.entry.lock() = None;
+        Ok(())
+    }
+
+    /// Fills the next part of its memory as planned; in the end it can be started. Returns whether
+    /// there is more to do.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub(crate) fn build(&self) -> Result<bool, PlatformError> {
+        let mut slot = self.build.lock();
+        let build = slot.as_mut().ok_or_else(|| error("nothing is planned"))?;
+        let ram = self.board.ram();
+        if let Some(piece) = build.plan.next_piece(ZERO_SLICE) {
+            let file = build.files.iter().find(|(what, _)| *what == piece.file);
+            let (_, file) = file.ok_or_else(|| error("a planned file is missing"))?;
+            let mut bytes = alloc::vec![0; usize::try_from(piece.len).map_err(error)?];
+            file.read(piece.offset, &mut bytes).map_err(error)?;
+            ram.write(piece.to, &bytes).map_err(error)?;
+            return Ok(true);
+        }
+        let Some(Build { resources, plan, .. }) = slot.take() else {
+            return Err(error("nothing is planned"));
+        };
+        let vcpus = u32::try_from(resources.cpus.len()).map_err(error)?;
+        let tables = GuestTables::build(vcpus).map_err(error)?;
+        tables.write(ram).map_err(error)?;
+        let entry = plan.finish(ram).map_err(error)?;
+        *self.entry.lock() = Some(entry);
+        Ok(false)
+    }
+
+    /// Its vCPUs are about to be run, for the first time or again.
+    ///
+    /// # Errors
+    /// When its memory was not filled since the last time.
+    pub(crate) fn begin(&self) -> Result<(), PlatformError> {
+        if self.entry.lock().is_none() {
+            return Err(error("the cell has no kernel yet"));
+        }
+        self.board.reset();
+        *self.report.lock() = None;
+        self.left.store(0, Ordering::Relaxed);
+        self.board.note_start();
+        self.counter_offset.store(host::counter().wrapping_neg(), Ordering::Relaxed);
         Ok(())
     }
 
     /// Puts the boot vCPU to the kernel's first instruction.
     pub(crate) fn entry(&self, cpu: &mut dyn CpuState) {
-        if let Some(entry) = self.entry.get() {
+        if let Some(entry) = self.entry.lock().take() {
             entry.apply(cpu);
         }
-    }
-
-    /// Whether loading is finished.
-    pub(crate) fn is_loaded(&self) -> bool {
-        self.entry.get().is_some()
     }
 
     /// A vCPU has failed; the first report counts.
@@ -227,8 +233,30 @@ impl GuestCell {
         self.left.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether all have.
-    pub(crate) fn all_left(&self) -> bool {
-        self.left.load(Ordering::Acquire) == self.counts.len()
+    /// A vCPU stands still.
+    pub(crate) fn vcpu_rests(&self) {
+        self.resting.fetch_add(1, Ordering::Release);
+    }
+
+    /// A vCPU that stood still goes on.
+    pub(crate) fn vcpu_goes_on(&self) {
+        self.resting.fetch_sub(1, Ordering::Release);
+    }
+
+    /// What it is doing, once it was started.
+    pub(crate) fn status(&self) -> CellStatus {
+        if self.left.load(Ordering::Acquire) == self.counts.len() {
+            return match self.board.stop_reason() {
+                Some(StopReason::Failed { .. }) => CellStatus::Off(Ending::Failed),
+                Some(StopReason::PowerOff) => CellStatus::Off(Ending::PowerOff),
+                Some(StopReason::Reset) => CellStatus::Off(Ending::Reset),
+                Some(StopReason::Exit(code)) => CellStatus::Off(Ending::Exit(code)),
+                Some(StopReason::Request) | None => CellStatus::Off(Ending::Request),
+            };
+        }
+        if self.board.is_held() && self.resting.load(Ordering::Acquire) == self.counts.len() {
+            return CellStatus::Paused;
+        }
+        CellStatus::Running
     }
 }

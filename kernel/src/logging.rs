@@ -1,14 +1,18 @@
-//! The log: a ring of the last 64 KiB of lines, and the serial port until the root cell
-//! owns it.
+//! The log: a ring of the last 64 KiB of lines, and a serial port until the root cell owns it.
+//!
+//! The port is COM1 until the bundle is read, for a machine on which that fails has to say so
+//! somewhere. Then it is the one that the bundle names, which gets what was logged so far, or
+//! none.
 //!
 //! A line is `[seconds.nanoseconds] cpuN LEVEL text`. One lock guards ring and port; it is
 //! held for a line at a time and taken inside all others. A panic does not wait for it.
 
 use crate::memory::word;
 use crate::{counter, percpu};
+use bulkhead_abi::config::Console;
 use bulkhead_drivers::uart::Uart;
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 
@@ -22,6 +26,8 @@ struct Ring {
 
 static RING: SpinMutex<Ring> = SpinMutex::new(Ring { bytes: [0; RING_SIZE], end: 0 });
 static SERIAL_RELEASED: AtomicBool = AtomicBool::new(false);
+/// The serial port of the log, as the code of a [`Console`].
+static CONSOLE: AtomicU8 = AtomicU8::new(Console::COM1.0);
 
 impl Ring {
     fn index(position: u64) -> usize {
@@ -62,7 +68,7 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record<'_>) {
-        let serial = (!SERIAL_RELEASED.load(Ordering::Relaxed)).then(Uart::com1);
+        let serial = serial().filter(|_| !SERIAL_RELEASED.load(Ordering::Relaxed));
         let sink = Sink { ring: Some(RING.lock()), serial };
         write_line(sink, record.level(), record.args());
     }
@@ -94,7 +100,28 @@ pub(crate) fn set_level(level: &str) {
     }
 }
 
-/// From now on the serial port COM1 is the root cell's; only a panic still uses it.
+/// The log's serial port, whoever owns it now.
+fn serial() -> Option<Uart> {
+    match Console(CONSOLE.load(Ordering::Relaxed)) {
+        Console::COM1 => Some(Uart::com1()),
+        Console::COM2 => Some(Uart::com2()),
+        _ => None,
+    }
+}
+
+/// Moves the log to `console`, another than COM1 from the log's beginning.
+pub(crate) fn set_console(console: Console) {
+    let ring = RING.lock();
+    CONSOLE.store(console.0, Ordering::Relaxed);
+    if let Some(serial) = serial().filter(|_| console != Console::COM1) {
+        serial.init();
+        for position in ring.end.saturating_sub(RING_SIZE as u64)..ring.end {
+            serial.send_text(ring.bytes[Ring::index(position)]);
+        }
+    }
+}
+
+/// From now on the serial port is the root cell's; only a panic still uses it.
 pub(crate) fn release_serial() {
     let _line_is_out = RING.lock();
     SERIAL_RELEASED.store(true, Ordering::Relaxed);
@@ -118,11 +145,12 @@ pub(crate) fn read_from(position: u64, buffer: &mut [u8]) -> (u64, usize) {
     (start, count)
 }
 
-/// The console for a panic: always the serial port, and the ring if its lock comes free.
+/// The console for a panic: the serial port, whoever owns it, and the ring if its lock comes
+/// free.
 pub(crate) fn emergency() -> impl Write {
     let ring = (0..1_000_000).find_map(|_| {
         core::hint::spin_loop();
         RING.try_lock()
     });
-    Sink { ring, serial: Some(Uart::com1()) }
+    Sink { ring, serial: serial() }
 }

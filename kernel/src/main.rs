@@ -253,6 +253,7 @@ fn assemble(mut machine: Machine) -> Result<(), String> {
     }
     let bundle = Bundle::parse(machine.bundle).map_err(|error| alloc::format!("bundle: {error}"))?;
     let config = &bundle.config;
+    logging::set_console(config.console);
     if let Some(cpu) = config.reserved_cpus.iter().find(|cpu| **cpu >= machine.cpus) {
         return Err(alloc::format!(
             "reserved_cpus: {cpu}, but the machine has CPUs 0 to {}",

@@ -86,6 +86,11 @@ impl Node {
         self.attention.load(Ordering::Acquire) || host::counter() >= self.look_again.load(Ordering::Acquire)
     }
 
+    /// Calls `look` with what manages the cells.
+    pub(crate) fn with_manager<T>(&self, look: impl FnOnce(&mut Manager) -> T) -> T {
+        look(&mut self.management.lock().0)
+    }
+
     /// Host counter at which a CPU that sleeps must look at management again.
     pub(crate) fn look_again(&self) -> Option<u64> {
         Some(self.look_again.load(Ordering::Acquire)).filter(|at| *at != u64::MAX)

@@ -10,10 +10,12 @@ use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use bulkhead_abi::message::{FailureReport, LoadKind, VcpuDetails};
+use bulkhead_abi::message::{FailureReport, VcpuDetails};
 use bulkhead_vmm::cell::config::CellResources;
 use bulkhead_vmm::hal::{CellId, CpuId, VcpuId};
-use bulkhead_vmm::manage::platform::{CellStatus, ClaimState, HeapUse, Platform, PlatformError};
+use bulkhead_vmm::manage::platform::{
+    CellStatus, ClaimState, Ending, HeapUse, Platform, PlatformError, StoredFile,
+};
 use bulkhead_vmm::memory::address::Hpa;
 use bulkhead_vmm::x86::guest_board::StopReason;
 use bulkhead_vmm::x86::machine::Machine;
@@ -66,8 +68,7 @@ impl Platform for KernelPlatform {
             // What was sent while the CPU was lent is void. What is sent from now on is not: the
             // root cell may start the CPU before it is back.
             if let Some(posted) = node().root().board.posted(VcpuId(cpu.0)) {
-                posted.take_vectors(|_, _| {});
-                let _ = posted.take_events();
+                posted.clear();
             }
             control.command(Command::ReturnToRoot);
             HostMachine.kick(cpu);
@@ -84,28 +85,29 @@ impl Platform for KernelPlatform {
         Ok(())
     }
 
-    fn load_begin(&mut self, cell: CellId, what: LoadKind, size: u64) -> Result<(), PlatformError> {
-        let (cell, resources) = self.cell(cell)?;
-        cell.load_begin(what, size, resources.memory_bytes())
+    fn store(&mut self, base: Hpa, data: &[u8]) {
+        access::write_pool(base, data);
     }
 
-    fn load_data(&mut self, cell: CellId, what: LoadKind, data: &[u8]) -> Result<(), PlatformError> {
-        self.cell(cell)?.0.load_data(what, data)
+    fn plan_cell(
+        &mut self,
+        cell: CellId,
+        resources: &CellResources,
+        files: &[StoredFile],
+    ) -> Result<(), PlatformError> {
+        self.cell(cell)?.0.plan(resources, files)
     }
 
-    fn load_finish(&mut self, cell: CellId) -> Result<(), PlatformError> {
-        let (cell, resources) = self.cell(cell)?;
-        cell.load_finish(resources)
+    fn build_cell(&mut self, cell: CellId) -> Result<bool, PlatformError> {
+        self.cell(cell)?.0.build()
     }
 
     fn start_cell(&mut self, cell: CellId) -> Result<(), PlatformError> {
         let (cell, resources) = self.cell(cell)?;
-        if !cell.is_loaded() {
-            return Err(PlatformError("the cell has no kernel yet".to_string()));
-        }
         let controls: Option<Vec<_>> = resources.cpus.iter().map(|cpu| node().control(*cpu)).collect();
         let controls =
             controls.ok_or_else(|| PlatformError("the cell has a CPU that is none".to_string()))?;
+        cell.begin()?;
         for ((id, cpu), control) in (0u32..).zip(&resources.cpus).zip(controls) {
             control.command(Command::Run(cell.clone(), VcpuId(id)));
             HostMachine.kick(*cpu);
@@ -119,17 +121,28 @@ impl Platform for KernelPlatform {
         }
     }
 
-    fn cell_status(&mut self, cell: CellId) -> CellStatus {
-        let Ok((cell, _)) = self.cell(cell) else {
-            return CellStatus::Stopped { reason: "it is gone".to_string() };
-        };
-        if !cell.all_left() {
-            return CellStatus::Running;
+    fn press_power_button(&mut self, cell: CellId) {
+        if let Ok((cell, _)) = self.cell(cell) {
+            cell.board.press_power_button();
         }
-        match cell.board.stop_reason() {
-            Some(StopReason::Failed { .. }) => CellStatus::Failed,
-            Some(reason) => CellStatus::Stopped { reason: reason.to_string() },
-            None => CellStatus::Running,
+    }
+
+    fn pause_cell(&mut self, cell: CellId) {
+        if let Ok((cell, _)) = self.cell(cell) {
+            cell.board.hold(true);
+        }
+    }
+
+    fn resume_cell(&mut self, cell: CellId) {
+        if let Ok((cell, _)) = self.cell(cell) {
+            cell.board.hold(false);
+        }
+    }
+
+    fn cell_status(&mut self, cell: CellId) -> CellStatus {
+        match self.cell(cell) {
+            Ok((cell, _)) => cell.status(),
+            Err(_) => CellStatus::Off(Ending::Request),
         }
     }
 

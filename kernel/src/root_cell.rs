@@ -9,7 +9,7 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bulkhead_abi::bundle::Bundle;
-use bulkhead_abi::message::{FailureReport, Token};
+use bulkhead_abi::message::{FailureReport, LoadKind, Token};
 use bulkhead_arch::guest_ram::{GuestRam, RamRegion};
 use bulkhead_arch::x86_64::svm::Permissions;
 use bulkhead_drivers::local_apic;
@@ -17,9 +17,10 @@ use bulkhead_vmm::hal::{Role, VcpuId};
 use bulkhead_vmm::memory::address::{Gpa, Hpa, PAGE_SIZE};
 use bulkhead_vmm::memory::guest::GuestMemory;
 use bulkhead_vmm::x86::acpi::root::{self as acpi, Additions};
-use bulkhead_vmm::x86::boot::e820::{E820Entry, E820Kind, FreeSpace};
-use bulkhead_vmm::x86::boot::linux::{Handover, KernelLoader, LinuxEntry};
+use bulkhead_vmm::x86::boot::e820::{E820Entry, E820Kind};
+use bulkhead_vmm::x86::boot::{self, Entry, Handover};
 use bulkhead_vmm::x86::mediated_io_apic::MediatedIoApic;
+use bulkhead_vmm::x86::posted::Posted;
 use bulkhead_vmm::x86::root_board::{AddedDevices, RootBoard};
 use bulkhead_vmm::x86::vcpu::VcpuCounts;
 
@@ -39,7 +40,7 @@ pub(crate) struct RootCell {
     /// Its board.
     pub(crate) board: RootBoard<HostMachine, GuestRam, HostIoApic>,
     /// The registers of its kernel's first instruction.
-    pub(crate) entry: LinuxEntry,
+    pub(crate) entry: Entry,
     stage2: Stage2,
     permissions: Arc<Permissions>,
     counts: Vec<Arc<VcpuCounts>>,
@@ -118,23 +119,24 @@ impl RootCell {
             .map(at(TABLES_OFFSET), Hpa::new(at(TABLES_OFFSET).raw()), pages, Access::READ)
             .map_err(|e| text(&e))?;
 
+        // A bundle's root kernel is a bzImage, which takes memory as it is found, not only zeros.
         let kernel = bundle.root_kernel.data;
-        let mut loader = KernelLoader::new(kernel.len() as u64, FreeSpace::new(&map));
-        let unfit = |e: &dyn core::fmt::Display| alloc::format!("root {e}");
-        loader.data(kernel, &ram).map_err(|e| unfit(&e))?;
-        let mut loaded = loader.finish().map_err(|e| unfit(&e))?;
-        let initrd = match &bundle.root_initrd {
-            Some(entry) => {
-                let size = entry.data.len() as u64;
-                let at = loaded.place_initrd(size).map_err(|e| text(&e))?;
-                ram.write(at, entry.data).map_err(|e| text(&e))?;
-                Some((at, size))
-            }
-            None => None,
+        let initrd = bundle.root_initrd.as_ref().map(|entry| entry.data);
+        let handover = Handover {
+            map: &map,
+            cmdline: bundle.config.root.cmdline.as_bytes(),
+            initrd: initrd.map(|data| data.len() as u64),
+            rsdp: Some(rsdp),
         };
-        let cmdline = bundle.config.root.cmdline.as_bytes();
-        let handover = Handover { map: &map, cmdline, initrd, rsdp: Some(rsdp) };
-        let entry = loaded.build(&handover, &ram).map_err(|e| text(&e))?;
+        let unfit = |e: &dyn core::fmt::Display| alloc::format!("root {e}");
+        let mut plan = boot::plan(&kernel, &handover).map_err(|e| unfit(&e))?;
+        while let Some(piece) = plan.next_piece(u64::MAX) {
+            let file = if piece.file == LoadKind::KERNEL { kernel } else { initrd.unwrap_or_default() };
+            let (start, len) = (usize::try_from(piece.offset), usize::try_from(piece.len));
+            let bytes = start.ok().zip(len.ok()).and_then(|(start, len)| file.get(start..)?.get(..len));
+            ram.write(piece.to, bytes.unwrap_or_default()).map_err(|e| text(&e))?;
+        }
+        let entry = plan.finish(&ram).map_err(|e| unfit(&e))?;
 
         let power = machine.power_ports();
         let permissions = Arc::new(host::permissions(Role::Root, power.trapped()));
@@ -176,6 +178,14 @@ impl RootCell {
     /// The counters of all its vCPUs, in the order of their numbers.
     pub(crate) fn all_counts(&self) -> &[Arc<VcpuCounts>] {
         &self.counts
+    }
+
+    /// An interrupt of the machine has arrived at the CPU of `vcpu`.
+    pub(crate) fn arrived(&self, vcpu: VcpuId, posted: &Posted, vector: u8, level: bool) {
+        if level {
+            self.board.level_arrived(vcpu, vector);
+        }
+        posted.post_vector(vector, level);
     }
 
     /// The root cell cannot go on, and with it the node: says why, and resets the machine.

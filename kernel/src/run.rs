@@ -14,13 +14,15 @@
 use crate::guest_cell::GuestCell;
 use crate::node::{Node, node};
 use crate::root_cell::RootCell;
-use crate::{host, interrupts};
+use crate::{host, interrupts, logging};
 use alloc::sync::Arc;
 use bulkhead_arch::Backend;
 use bulkhead_arch::x86_64::scrub::scrub_cpu;
 use bulkhead_vmm::hal::{CpuId, VcpuId};
+use bulkhead_vmm::manage::Node as Manager;
 use bulkhead_vmm::x86::exit::VirtualCpu;
 use bulkhead_vmm::x86::posted::{LogicalId, Posted};
+use bulkhead_vmm::x86::root_ports::MachineEnd;
 use bulkhead_vmm::x86::vcpu::{Board, Outcome, Readiness, Vcpu};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use spin::Mutex;
@@ -186,17 +188,45 @@ fn run_root<B: Backend>(node: &Node, control: &CpuControl, cpu: CpuId, backend: 
         if root.board.take_channel_notification() {
             node.attend();
         }
+        if let Some(end) = root.board.wanted_end() {
+            see_to_guests(node, end, |vector, level| root.arrived(id, posted, vector, level));
+            root.board.end_machine();
+            // Where the write did nothing, the root cell goes on.
+            logging::release_serial();
+        }
         let busy = node.wants_attention() && node.work();
         match turn(&mut vcpu, &mut hw, &root.board, posted, busy, node.look_again(), |vector, level| {
-            if level {
-                root.board.level_arrived(id, vector);
-            }
-            posted.post_vector(vector, level);
+            root.arrived(id, posted, vector, level);
         }) {
             Ok(()) => {}
             Err(failure) => {
                 let report = vcpu.report(&hw, &failure, host::counter_to_ns);
                 root.failed(&report);
+            }
+        }
+    }
+}
+
+/// The root cell wants the machine to end: guest cells turn themselves off before it is turned
+/// off; a reset does not wait for them, but says what is lost.
+fn see_to_guests(node: &Node, end: MachineEnd, mut arrived: impl FnMut(u8, bool)) {
+    // From now on the root cell prints nothing, and nobody can ask for the log.
+    logging::reclaim_serial();
+    match end {
+        MachineEnd::Reset => node.with_manager(|manager| {
+            log::info!("root cell: resets the machine");
+            for name in manager.cells_on() {
+                log::warn!("cell '{name}' runs, and is lost by the reset of the machine");
+            }
+        }),
+        MachineEnd::PowerOff => {
+            log::info!("root cell: turns the machine off");
+            node.with_manager(Manager::begin_shutdown);
+            while !node.with_manager(|manager| manager.is_off()) {
+                if !node.work() {
+                    sleep(node.look_again());
+                }
+                interrupts::take_arrived(&mut arrived);
             }
         }
     }
@@ -216,6 +246,10 @@ fn run_guest<B: Backend>(node: &Node, cpu: CpuId, cell: &GuestCell, id: VcpuId, 
         cell.entry(&mut hw);
     }
     while !cell.board.is_stopping() {
+        if cell.board.is_held() {
+            rest(node, cpu, cell);
+            continue;
+        }
         // The devices are the root cell's: what still comes here is late.
         let result = turn(&mut vcpu, &mut hw, &cell.board, posted, false, None, |vector, level| {
             stray_interrupt(node, cpu, vector, level);
@@ -231,6 +265,19 @@ fn run_guest<B: Backend>(node: &Node, cpu: CpuId, cell: &GuestCell, id: VcpuId, 
     drop(hw);
     cell.vcpu_left();
     node.attend();
+}
+
+/// Keeps a vCPU of a cell out of the guest for as long as the cell is held.
+fn rest(node: &Node, cpu: CpuId, cell: &GuestCell) {
+    cell.vcpu_rests();
+    node.attend();
+    while cell.board.is_held() && !cell.board.is_stopping() {
+        if !node.work() {
+            sleep(None);
+        }
+        interrupts::take_arrived(|vector, level| stray_interrupt(node, cpu, vector, level));
+    }
+    cell.vcpu_goes_on();
 }
 
 /// An interrupt of the root cell's devices has arrived at `cpu`, which is not in the root cell.

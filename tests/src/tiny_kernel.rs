@@ -64,6 +64,14 @@ pub const STRANGE_ACCESS: &[u8] = &[
     0xd9, 0x00, // fld dword [rax]
 ];
 
+/// Code that writes `code` to the exit port.
+pub fn exit(code: u32) -> Vec<u8> {
+    let mut bytes = vec![0xb8]; // mov eax, code
+    bytes.extend(code.to_le_bytes());
+    bytes.extend([0xe7, 0xf4, 0xf4]); // out 0xf4, eax; hlt
+    bytes
+}
+
 /// Code that resets the machine by port 0xcf9.
 pub const RESET: &[u8] = &[
     0x66, 0xba, 0xf9, 0x0c, // mov dx, 0xcf9

@@ -152,3 +152,33 @@ fn sleep_is_refused_and_the_root_cell_goes_on() -> Result<()> {
     assert!(steps.ok("log")?.contains("root cell: refused sleep of type 1"), "{steps}");
     Ok(())
 }
+
+#[test]
+fn the_log_goes_to_the_port_that_the_bundle_names() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    // What is logged before the bundle is read, and what after.
+    let (early, late) = ("INFO  Bulkhead ", "INFO  root cell: ");
+    for (console, on_com1, on_com2) in [
+        ("com1", [true, true], [false, false]),
+        ("com2", [true, false], [true, true]),
+        ("none", [true, false], [false, false]),
+    ] {
+        let config = dir.path().join("node.toml");
+        std::fs::write(&config, format!("console = \"{console}\""))?;
+        // The second port is the job's as soon as the root cell runs.
+        let steps =
+            Node::new(console, Boot::Pvh).config(config).limit(LIMIT).steps(&[("log", "cellctl log")])?;
+        let com2 = std::fs::read(steps.outcome.logs.join("job.log"))?;
+        let before_job = com2.split(|byte| *byte == 0x1e).next().unwrap_or_default();
+        let com2 = String::from_utf8_lossy(before_job);
+        assert_eq!(
+            [early, late].map(|line| steps.outcome.console.contains(line)),
+            on_com1,
+            "{console}\n{steps}"
+        );
+        assert_eq!([early, late].map(|line| com2.contains(line)), on_com2, "{console}: {com2}\n{steps}");
+        let log = steps.ok("log")?;
+        assert!([early, late].iter().all(|line| log.contains(line)), "{steps}");
+    }
+    Ok(())
+}

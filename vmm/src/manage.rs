@@ -70,7 +70,12 @@ const fn required(body: &Body) -> Authority {
         | Body::LoadFinish { .. }
         | Body::Start { .. }
         | Body::Stop { .. }
-        | Body::Destroy { .. } => Authority::RootToken,
+        | Body::Destroy { .. }
+        | Body::Pause { .. }
+        | Body::Resume { .. }
+        | Body::PressPower { .. }
+        | Body::Reload { .. }
+        | Body::Wait { .. } => Authority::RootToken,
     }
 }
 
@@ -114,6 +119,22 @@ impl Node {
             (false, true) => Progress::Waiting,
             (false, false) => Progress::Idle,
         }
+    }
+
+    /// Begins to turn off all cells, before the machine is turned off: the newest first, by its
+    /// power button, and by force when that takes more than 30 s. [`work`](Self::work) does it.
+    pub fn begin_shutdown(&mut self) {
+        self.cells.begin_shutdown();
+    }
+
+    /// The names of the guest cells that are on.
+    pub fn cells_on(&self) -> impl Iterator<Item = &str> {
+        self.cells.names_on()
+    }
+
+    /// Whether no guest cell is on.
+    pub fn is_off(&self) -> bool {
+        self.cells.is_off()
     }
 
     fn find(&mut self, id: StreamId) -> Option<&mut Connection> {

@@ -4,6 +4,7 @@
 //! `<!-- end NAME -->`. With `BLESS=1` in the environment the tables are written anew.
 
 use bulkhead_abi::message::{CellState, CpuUse, ErrorCode};
+use bulkhead_vmm::cell::lifecycle::life_cycle_markdown;
 use bulkhead_vmm::x86::cpuid::Table;
 use bulkhead_vmm::x86::exit::exit_table_markdown;
 use bulkhead_vmm::x86::msr::msr_table_markdown;
@@ -50,6 +51,11 @@ fn check(file: &str, name: &str, table: &str) {
 #[test]
 fn exits() {
     check("exits.md", "exits", &exit_table_markdown());
+}
+
+#[test]
+fn life_cycle() {
+    check("lifecycle.md", "lifecycle", &life_cycle_markdown());
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub struct TrapFrame {
     pub rax: u64,
     /// The vector, 0..=255.
     pub vector: u64,
-    /// The error code, or [`NO_ERROR_CODE`].
+    /// The error code, or `NO_ERROR_CODE`.
     pub error: u64,
     pub rip: u64,
     pub cs: u64,

@@ -29,7 +29,7 @@ fn is_kind(at: Hpa, len: u64, kind: Kind) -> bool {
     })
 }
 
-/// Zeroes `len` bytes of the cell pool, multiples of 4 KiB, which no cell maps.
+/// Zeroes `len` bytes of the cell pool, multiples of 4 KiB, which no vCPU that is on reaches.
 pub(crate) fn zero_pool(at: Hpa, len: u64) {
     assert!(is_kind(at, len, Kind::POOL), "only pool memory is zeroed, not {len:#x} bytes at {at}");
     let start: *mut u64 = pointer(direct(at));
@@ -39,6 +39,16 @@ pub(crate) fn zero_pool(at: Hpa, len: u64) {
         // SAFETY: as above.
         unsafe { to.write_volatile(0) };
     }
+}
+
+/// Copies `bytes` to memory of the cell pool that no guest reaches.
+pub(crate) fn write_pool(at: Hpa, bytes: &[u8]) {
+    let len = bytes.len() as u64;
+    assert!(is_kind(at, len, Kind::POOL), "only the pool is written to, not {len:#x} bytes at {at}");
+    let to = pointer(direct(at));
+    // SAFETY: inside the pool, which the direct map covers; management has given it to a cell for
+    // its files, which nobody else touches.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
 }
 
 /// Pages for the root cell to see, zeroed: `len` bytes, a multiple of 4 KiB, below 4 GiB.

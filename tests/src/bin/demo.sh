@@ -34,7 +34,7 @@ part listed
 cellctl show demo --json
 part shown
 
-cellctl stop demo
+cellctl stop demo --timeout 60s
 cellctl destroy demo
 cellctl list
 part destroyed

@@ -12,6 +12,10 @@
 //!
 //! [console]                 # may be left out
 //! serial = true
+//!
+//! [on]                      # may be left out
+//! reboot = "restart"        # or "stop": what happens when its guest asks for a reset
+//! crash = "keep"            # or "restart": what happens when it fails
 //! ```
 //!
 //! All mistakes of a file are told at once, each with its line.
@@ -19,16 +23,13 @@
 use crate::cpus::CpuChoice;
 use crate::exit::{Error, Exit};
 use bulkhead_abi::message::{
-    CellSpec, Failure, MAX_CPUS, check_cmdline, check_cpu, check_memory, check_name,
+    Action, CellSpec, Failure, MAX_CPUS, check_cmdline, check_cpu, check_memory, check_name,
 };
-use bulkhead_vmm::memory::address::Gpa;
-use bulkhead_vmm::memory::guest::{GuestMemory, GuestMemoryError};
 use bulkhead_vmm::x86::board;
-use bulkhead_vmm::x86::boot::e820::FreeSpace;
-use bulkhead_vmm::x86::boot::linux::{Handover, KernelLoader, LinuxError};
+use bulkhead_vmm::x86::boot::{self, BootError, Handover, Image, ImageError};
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -44,6 +45,10 @@ pub(crate) struct CellFile {
     pub(crate) initrd: Option<PathBuf>,
     pub(crate) cmdline: String,
     pub(crate) console: bool,
+    pub(crate) on_reboot: Action,
+    pub(crate) on_crash: Action,
+    /// Where it was read from.
+    pub(crate) path: PathBuf,
 }
 
 impl CellFile {
@@ -71,8 +76,9 @@ impl CellFile {
         }
     }
 
-    /// Checks the kernel and the initrd as the hypervisor will when they are loaded.
-    pub(crate) fn check_images(&self) -> Result<(), Error> {
+    /// Checks the kernel and the initrd as the hypervisor will when they are loaded. Returns how
+    /// many bytes each has.
+    pub(crate) fn check_images(&self) -> Result<Vec<u64>, Error> {
         let bad =
             |path: &Path, why: &dyn Display| Error::new(Exit::BadFile, format!("{}: {why}", path.display()));
         let open = |path: &Path| {
@@ -81,51 +87,39 @@ impl CellFile {
             if !meta.is_file() || meta.len() == 0 {
                 return Err(bad(path, &"is not a file with something in it"));
             }
-            Ok((file, meta.len()))
+            Ok(ImageFile { file, size: meta.len() })
         };
-        let (mut kernel, size) = open(&self.kernel)?;
-        let initrd = match &self.initrd {
-            Some(path) => Some((path, open(path)?.1)),
-            None => None,
+        let kernel = open(&self.kernel)?;
+        let initrd = self.initrd.as_ref().map(|path| open(path).map(|file| file.size)).transpose()?;
+        let sum = kernel.size.saturating_add(initrd.unwrap_or(0));
+        let handover = Handover {
+            map: &board::memory_map(self.memory),
+            cmdline: self.cmdline.as_bytes(),
+            initrd,
+            rsdp: Some(board::RSDP_ADDRESS),
         };
-        let sum = initrd.map_or(size, |(_, initrd)| size.saturating_add(initrd));
-        let mut start = Vec::new();
-        let read = kernel.by_ref().take(LINUX_MAGIC_END).read_to_end(&mut start);
-        read.map_err(|e| bad(&self.kernel, &e))?;
-        if !is_bzimage(&start) {
-            let why = "is not a kernel; allowed: Linux as a bzImage (such as /boot/vmlinuz-…)";
-            return Err(bad(&self.kernel, &why));
+        // As the hypervisor itself does it.
+        match boot::plan(&kernel, &handover) {
+            Err(error @ BootError::Unknown) => return Err(bad(&self.kernel, &error)),
+            _ if sum > self.memory => {
+                let why = format!(
+                    "kernel and initrd have {sum} bytes, and the cell {} bytes of memory; allowed: less",
+                    self.memory
+                );
+                return Err(Error::new(Exit::BadFile, why));
+            }
+            Err(error @ BootError::NoRoom { what: "initrd", .. }) => {
+                return Err(bad(self.initrd.as_ref().unwrap_or(&self.kernel), &error));
+            }
+            Err(error) => return Err(bad(&self.kernel, &error)),
+            Ok(_) => {}
         }
-        if sum > self.memory {
-            let why = format!(
-                "kernel and initrd have {sum} bytes, and the cell {} bytes of memory; allowed: less",
-                self.memory
-            );
-            return Err(Error::new(Exit::BadFile, why));
-        }
-        // The hypervisor's own loader, into memory that is not there.
-        let map = board::memory_map(self.memory);
-        let mut loader = KernelLoader::new(size, FreeSpace::new(&map));
-        let unfit = |e: LinuxError| bad(&self.kernel, &e);
-        let mut piece = start;
-        while !piece.is_empty() {
-            loader.data(&piece, &Nowhere).map_err(unfit)?;
-            piece.resize(64 * 1024, 0);
-            let count = kernel.read(&mut piece).map_err(|e| bad(&self.kernel, &e))?;
-            piece.truncate(count);
-        }
-        let mut loaded = loader.finish().map_err(unfit)?;
-        let initrd = match initrd {
-            Some((path, size)) => Some((loaded.place_initrd(size).map_err(|e| bad(path, &e))?, size)),
-            None => None,
-        };
-        let cmdline = self.cmdline.as_bytes();
-        let handover = Handover { map: &map, cmdline, initrd, rsdp: Some(board::RSDP_ADDRESS) };
-        loaded.build(&handover, &Nowhere).map(drop).map_err(unfit)
+        Ok([Some(kernel.size), initrd].into_iter().flatten().collect())
     }
 
-    /// The request for this cell with these CPUs.
-    pub(crate) fn spec(&self, cpus: Vec<u32>, wall_clock_ns: u64) -> CellSpec {
+    /// The request for this cell with these CPUs; `files` is what
+    /// [`check_images`](Self::check_images) has said.
+    pub(crate) fn spec(&self, cpus: Vec<u32>, wall_clock_ns: u64, files: Vec<u64>) -> CellSpec {
         CellSpec {
             name: self.name.clone(),
             cpus,
@@ -133,30 +127,29 @@ impl CellFile {
             cmdline: self.cmdline.clone(),
             console: self.console,
             wall_clock_ns,
+            on_reboot: Some(self.on_reboot),
+            on_crash: Some(self.on_crash),
+            files: Some(files),
+            origin: std::path::absolute(&self.path).ok().and_then(|path| path.to_str().map(Into::into)),
         }
     }
 }
 
-/// Guest memory that takes everything and keeps nothing.
-struct Nowhere;
-
-impl GuestMemory for Nowhere {
-    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), GuestMemoryError> {
-        Err(GuestMemoryError { gpa, len: buf.len() as u64 })
-    }
-
-    fn write(&self, _: Gpa, _: &[u8]) -> Result<(), GuestMemoryError> {
-        Ok(())
-    }
+/// A file on disk.
+struct ImageFile {
+    file: File,
+    size: u64,
 }
 
-/// Where the header's magic number ends in a bzImage.
-const LINUX_MAGIC_END: u64 = 0x206;
+impl Image for ImageFile {
+    fn size(&self) -> u64 {
+        self.size
+    }
 
-/// Whether a file that begins with `start` is a Linux bzImage
-/// (Documentation/arch/x86/boot.rst: `boot_flag` at 0x1fe, `header` at 0x202).
-fn is_bzimage(start: &[u8]) -> bool {
-    start.get(0x1fe..0x200) == Some(&[0x55, 0xaa]) && start.get(0x202..0x206) == Some(b"HdrS")
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), ImageError> {
+        let len = buf.len();
+        self.file.read_exact_at(buf, offset).map_err(|_| ImageError { offset, len })
+    }
 }
 
 type Value<'a> = Spanned<DeValue<'a>>;
@@ -197,7 +190,7 @@ impl Reader<'_> {
     }
 
     fn cell(&mut self, table: &DeTable) -> Option<CellFile> {
-        self.known(table, "", &["name", "cpus", "memory", "boot", "console"]);
+        self.known(table, "", &["name", "cpus", "memory", "boot", "console", "on"]);
         let name = self.required(table, "name").and_then(|value| {
             let name = self.text("name", value)?;
             self.checked(value.span().start, name.to_owned(), check_name(name))
@@ -231,6 +224,14 @@ impl Reader<'_> {
             }
             on
         });
+        let (mut on_reboot, mut on_crash) = (Action::RESTART, Action::STOP);
+        if let Some(on) = table.get("on").and_then(|value| self.table("[on]", value)) {
+            self.known(on, "on.", &["reboot", "crash"]);
+            let reboot = [("restart", Action::RESTART), ("stop", Action::STOP)];
+            on_reboot = self.action(on, "reboot", reboot).unwrap_or(on_reboot);
+            let crash = [("keep", Action::STOP), ("restart", Action::RESTART)];
+            on_crash = self.action(on, "crash", crash).unwrap_or(on_crash);
+        }
         let (kernel, initrd, cmdline) = boot?;
         Some(CellFile {
             name: name?,
@@ -240,7 +241,22 @@ impl Reader<'_> {
             initrd,
             cmdline,
             console: console.unwrap_or(true),
+            on_reboot,
+            on_crash,
+            path: self.path.into(),
         })
+    }
+
+    /// Reads what happens at an event.
+    fn action(&mut self, on: &DeTable, event: &str, words: [(&str, Action); 2]) -> Option<Action> {
+        let value = on.get(event)?;
+        let word = value.get_ref().as_str().unwrap_or_default();
+        let found = words.into_iter().find(|(known, _)| *known == word);
+        if found.is_none() {
+            let allowed: Vec<_> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
+            self.wrong(&format!("on.{event}"), value, &allowed.join(", "));
+        }
+        found.map(|(_, action)| action)
     }
 
     /// Notes the keys of `table` that are not among `known`.
@@ -382,7 +398,8 @@ pub(crate) mod tests {
     #[test]
     fn a_file_with_all_keys_says_all() {
         let all = "name = \"web\"\ncpus = [3, 1]\nmemory = \"1G\"\n[boot]\nkernel = \"/boot/k\"\n\
-                   initrd = \"i\"\ncmdline = \"console=ttyS0\"\n[console]\nserial = false\n";
+                   initrd = \"i\"\ncmdline = \"console=ttyS0\"\n[console]\nserial = false\n\
+                   [on]\nreboot = \"stop\"\ncrash = \"restart\"\n";
         let expected = CellFile {
             name: "web".into(),
             cpus: CpuChoice::Numbers(vec![3, 1]),
@@ -391,6 +408,9 @@ pub(crate) mod tests {
             initrd: Some("/cells/i".into()),
             cmdline: "console=ttyS0".into(),
             console: false,
+            on_reboot: Action::STOP,
+            on_crash: Action::RESTART,
+            path: "/cells/web.cell.toml".into(),
         };
         assert_eq!(parse(all).unwrap(), expected);
         let short = parse(GOOD).unwrap();
@@ -424,6 +444,12 @@ pub(crate) mod tests {
             ("\"vmlinuz\"", "\"\"", ":6: boot.kernel is \"\"; allowed: the path"),
             ("kernel = \"vmlinuz\"", "", ":5: [boot] has no kernel"),
             ("[boot]", "[console]\nserial = 1\n[boot]", ":6: console.serial is 1; allowed: true, false"),
+            (
+                "[boot]",
+                "[on]\nreboot = \"keep\"\n[boot]",
+                ":6: on.reboot is \"keep\"; allowed: \"restart\", \"stop\"",
+            ),
+            ("[boot]", "[on]\ncrash = 1\n[boot]", ":6: on.crash is 1; allowed: \"keep\", \"restart\""),
             ("[boot]", "console = 1\n[boot]", ":5: [console] is 1; allowed: a table"),
             ("cpus = 2", "cpus = ", ":2: "),
             ("cpus = 2", "cpus = 2\ncpus = 3", ":3: duplicate key"),

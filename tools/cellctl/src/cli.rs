@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::exit::EXIT_CODES;
+use bulkhead_abi::message::CellState;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,24 +30,69 @@ pub(crate) enum Command {
         /// NAME.cell.toml
         file: PathBuf,
     },
-    /// Runs a cell that is ready.
+    /// Runs a cell that is ready, or one that is stopped from its files again.
     Start {
         /// The cell's name.
         cell: String,
     },
-    /// Turns a running cell off at once, as if by pulling its plug: its system is not asked
-    /// to shut down.
-    Stop {
+    /// Makes a cell, runs it, attaches to its console, and ends as its guest does; then the cell
+    /// is destroyed. One that has failed is left to be looked at.
+    #[command(after_help = "\
+        The exit code is the low 8 bits of what the guest wrote to its exit port; 0 when it turned \
+        itself off, 10 when it failed. Ctrl-] leaves it running.")]
+    Run {
+        /// NAME.cell.toml
+        file: PathBuf,
+        /// Does not destroy it in the end.
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Lets the CPUs of a cell stand still. Its time goes on.
+    Pause {
         /// The cell's name.
         cell: String,
     },
-    /// Zeroes and frees a cell that does not run, and brings its CPUs online again.
+    /// Lets a paused cell go on.
+    Resume {
+        /// The cell's name.
+        cell: String,
+    },
+    /// Presses a cell's power button and waits until it has turned itself off.
+    Stop {
+        /// The cell's name.
+        cell: String,
+        /// How long it may take: 500ms, 5s, 2m.
+        #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
+        timeout: Duration,
+        /// Turns it off at once, as if by pulling its plug.
+        #[arg(long, conflicts_with = "timeout")]
+        force: bool,
+    },
+    /// Waits until a cell is in a state; without --for, until it is off.
+    #[command(after_help = "\
+        Without --for the exit code tells how it ended: the low 8 bits of what the guest wrote to \
+        its exit port; 0 when it turned itself off or was stopped, 10 when it failed.")]
+    Wait {
+        /// The cell's name.
+        cell: String,
+        /// The state.
+        #[arg(long = "for", value_name = "STATE", value_parser = state)]
+        state: Option<CellState>,
+        /// How long at most: 500ms, 5s, 2m.
+        #[arg(long, value_name = "TIME", value_parser = duration)]
+        timeout: Option<Duration>,
+    },
+    /// Gives other files to a cell that is stopped or failed; it is then ready.
+    Reload {
+        /// The cell's name.
+        cell: String,
+        /// NAME.cell.toml; the one that it was made of if left out.
+        file: Option<PathBuf>,
+    },
+    /// Turns a cell off if it is on, zeroes and frees it, and brings its CPUs online again.
     Destroy {
         /// The cell's name.
         cell: String,
-        /// Stops it first if it runs.
-        #[arg(long)]
-        force: bool,
     },
     /// Lists the guest cells.
     List,
@@ -82,6 +128,22 @@ pub(crate) struct ConsoleArgs {
     /// Ends after this time: 500ms, 5s, 2m.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
+}
+
+/// Reads the name of a state that one can wait for.
+fn state(text: &str) -> Result<CellState, String> {
+    let states = [
+        CellState::LOADING,
+        CellState::READY,
+        CellState::RUNNING,
+        CellState::PAUSED,
+        CellState::STOPPED,
+        CellState::FAILED,
+    ];
+    states.into_iter().find(|state| state.to_string() == text).ok_or_else(|| {
+        let names: Vec<_> = states.iter().map(ToString::to_string).collect();
+        format!("allowed: {}", names.join(", "))
+    })
 }
 
 /// Reads a time such as `5s`.

@@ -4,8 +4,8 @@ use crate::exit::{Error, Exit};
 use crate::interrupt::Interrupt;
 use bulkhead_abi::frame::{self, Deframer};
 use bulkhead_abi::message::{
-    ABI_VERSION, Body, CellSummary, HYPERVISOR_CID, LoadKind, MANAGEMENT_PORT, NodeInfo, PRIVILEGED_PORTS,
-    Reply, Request, Response, Token,
+    ABI_VERSION, Body, CellDetails, CellState, CellSummary, HYPERVISOR_CID, LoadKind, MANAGEMENT_PORT,
+    NodeInfo, PRIVILEGED_PORTS, Reply, Request, Response, Token,
 };
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fs;
@@ -53,7 +53,6 @@ impl Connector for Vsock {
         socket
             .connect(&SockAddr::vsock(HYPERVISOR_CID, port))
             .map_err(|e| unreachable("not taken (too many connections, or no such service?)", &e))?;
-        socket.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(|e| unreachable("time limit", &e))?;
         Ok(socket)
     }
 }
@@ -103,6 +102,8 @@ struct Channel<S> {
     /// Bytes that were read behind the last response.
     rest: Vec<u8>,
     last_id: u32,
+    /// How long an answer may take; `None`: for ever.
+    limit: Option<Duration>,
 }
 
 impl<C: Connector> Client<C> {
@@ -121,6 +122,22 @@ impl<C: Connector> Client<C> {
     pub(crate) fn order(&mut self, body: Body) -> Result<(), Error> {
         match self.ask(body)? {
             Reply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Waits until a cell is in one of these states, for as long as `limit`; then the exit code is
+    /// [`Exit::Timeout`].
+    pub(crate) fn wait(
+        &self,
+        cell: u32,
+        states: Vec<CellState>,
+        limit: Option<Duration>,
+    ) -> Result<CellDetails, Error> {
+        let mut channel = Channel::open(self.connector.connect(MANAGEMENT_PORT)?, self.token, None)?;
+        channel.set_limit(limit)?;
+        match channel.ask(Body::Wait { cell, states })? {
+            Reply::Cell(cell) => Ok(cell),
             other => Err(unexpected(&other)),
         }
     }
@@ -218,11 +235,23 @@ fn send_file(
 impl<S: Stream> Channel<S> {
     /// Introduces itself on a new stream.
     fn open(stream: S, token: Token, follow: Option<bool>) -> Result<Self, Error> {
-        let mut channel = Self { stream, deframer: Deframer::default(), rest: Vec::new(), last_id: 0 };
+        let (deframer, rest, last_id) = (Deframer::default(), Vec::new(), 0);
+        let mut channel = Self { stream, deframer, rest, last_id, limit: None };
+        channel.set_limit(Some(ANSWER_TIMEOUT))?;
         match channel.ask(Body::Hello { abi: ABI_VERSION, token, follow })? {
             Reply::Welcome { .. } => Ok(channel),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Sets how long an answer may take; `None`: for ever.
+    fn set_limit(&mut self, limit: Option<Duration>) -> Result<(), Error> {
+        // 0 means for ever to the system.
+        let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
+        rustix::net::sockopt::set_socket_timeout(&self.stream, rustix::net::sockopt::Timeout::Recv, limit)
+            .map_err(|e| lost(&e.into()))?;
+        self.limit = limit;
+        Ok(())
     }
 
     fn ask(&mut self, body: Body) -> Result<Reply, Error> {
@@ -251,8 +280,8 @@ impl<S: Stream> Channel<S> {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let limit = ANSWER_TIMEOUT.as_secs();
-                    let why = format!("the hypervisor has not answered within {limit} s");
+                    let limit = self.limit.unwrap_or_default();
+                    let why = format!("the hypervisor has not answered within {limit:?}");
                     return Err(Error::new(Exit::Timeout, why));
                 }
                 Err(error) => return Err(lost(&error)),

@@ -3,6 +3,7 @@
 mod console;
 mod create;
 mod destroy;
+mod ending;
 
 use crate::cell_file::CellFile;
 use crate::cli::{Cli, Command};
@@ -18,23 +19,25 @@ use std::io::{self, Read as _, Write};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-/// Carries out the command line on this machine.
-pub(crate) fn run(cli: Cli) -> Result<(), Error> {
+/// Carries out the command line on this machine. Returns the exit code.
+pub(crate) fn run(cli: Cli) -> Result<u8, Error> {
     // Not through `Stdin`, whose buffer would hide from poll what has been read.
     let input = io::stdin().as_fd().try_clone_to_owned();
     let input = input.map_err(|e| Error::new(Exit::Other, format!("standard input: {e}")))?;
     let mut out = Terminal { json: cli.json, input: input.into(), to: io::stdout() };
     if let Command::Check { file } = &cli.command {
-        return check(file, &mut out);
+        return check(file, &mut out).map(|()| 0);
     }
-    if let Command::Create { file } = &cli.command {
+    if let Command::Create { file } | Command::Run { file, .. } = &cli.command {
         // A file that is wrong is told before anything is asked of the node.
         CellFile::read(file)?.check_images()?;
     }
     let mut client = Client::open(Vsock, client::token()?)?;
     // A destruction that has begun is brought to its end, a creation is put back.
     let interrupt = match &cli.command {
-        Command::Create { .. } | Command::Destroy { .. } => Interrupt::catch()?,
+        Command::Create { .. } | Command::Run { .. } | Command::Reload { .. } | Command::Destroy { .. } => {
+            Interrupt::catch()?
+        }
         _ => Interrupt::never(),
     };
     carry_out(cli.command, &mut client, &Hotplug::default(), &interrupt, &mut out)
@@ -71,19 +74,40 @@ fn carry_out<C: Connector>(
     hotplug: &Hotplug,
     interrupt: &Interrupt,
     out: &mut Terminal<impl Write>,
-) -> Result<(), Error> {
+) -> Result<u8, Error> {
     match command {
+        Command::Run { file, keep } => return ending::run(&file, keep, client, hotplug, interrupt, out),
+        Command::Wait { cell, state, timeout } => {
+            let cell = client.find(&cell)?;
+            return ending::wait(&cell, state, timeout, client);
+        }
         Command::Check { file } => check(&file, out),
         Command::Create { file } => create::create(&file, client, hotplug, interrupt, out),
         Command::Start { cell } => {
             let cell = client.find(&cell)?.cell;
             client.order(Body::Start { cell })
         }
-        Command::Stop { cell } => {
+        Command::Pause { cell } => {
+            let cell = client.find(&cell)?.cell;
+            client.order(Body::Pause { cell })
+        }
+        Command::Resume { cell } => {
+            let cell = client.find(&cell)?.cell;
+            client.order(Body::Resume { cell })
+        }
+        Command::Stop { cell, timeout: _, force: true } => {
             let cell = client.find(&cell)?.cell;
             client.order(Body::Stop { cell })
         }
-        Command::Destroy { cell, force } => destroy::destroy(&cell, force, client, hotplug),
+        Command::Stop { cell, timeout, force: false } => {
+            let cell = client.find(&cell)?;
+            ending::stop(&cell, timeout, client)
+        }
+        Command::Reload { cell, file } => create::reload(&cell, file.as_deref(), client, interrupt),
+        Command::Destroy { cell } => {
+            let cell = client.find(&cell)?;
+            destroy::destroy(&cell, client, hotplug)
+        }
         Command::List => {
             let cells = client.list()?;
             out.print(|| render::cells_json(&cells), || render::cells_text(&cells))
@@ -102,7 +126,7 @@ fn carry_out<C: Connector>(
             let mut buf = [0; 4096];
             loop {
                 match stream.read(&mut buf) {
-                    Ok(0) => return Ok(()),
+                    Ok(0) => return Ok(0),
                     Ok(count) => out.raw(buf.get(..count).unwrap_or_default())?,
                     // Silence is no error here.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -115,7 +139,8 @@ fn carry_out<C: Connector>(
             let node = client.node()?;
             out.print(|| render::node_json(&node), || render::node_text(&node))
         }
-    }
+    }?;
+    Ok(0)
 }
 
 fn check(path: &Path, out: &mut Terminal<impl Write>) -> Result<(), Error> {

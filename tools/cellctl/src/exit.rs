@@ -28,6 +28,7 @@ exits! {
     Conflict = 6 "the cell is in another state, or what it wants is not free",
     Refused = 7 "the hypervisor could not do it, or does not know how",
     Timeout = 8 "it took too long",
+    Failed = 10 "the cell has failed",
     Interrupted = 9 "a signal has interrupted it, and what had been done was put back",
 }
 

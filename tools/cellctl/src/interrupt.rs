@@ -7,37 +7,47 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Tells whether the end was asked for. Who puts back what was done does not ask any more, so
 /// that this is done to its end.
-pub(crate) struct Interrupt(Box<dyn Fn() -> bool>);
+pub(crate) struct Interrupt {
+    asked: Box<dyn Fn() -> bool>,
+    released: Arc<AtomicBool>,
+}
 
 impl Interrupt {
     /// From now on SIGINT, SIGTERM and SIGHUP are noted and do not end the program.
     pub(crate) fn catch() -> Result<Self, Error> {
-        let asked = Arc::<AtomicBool>::default();
+        let (asked, released) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, asked.clone())
+            signal_hook::flag::register_conditional_default(signal, released.clone())
+                .and_then(|_| signal_hook::flag::register(signal, asked.clone()))
                 .map_err(|e| Error::new(Exit::Other, format!("signal {signal} cannot be caught: {e}")))?;
         }
-        Ok(Self(Box::new(move || asked.load(Ordering::Relaxed))))
+        Ok(Self { asked: Box::new(move || asked.load(Ordering::Relaxed)), released })
     }
 
     /// One that never comes: the signals end the program as ever.
     pub(crate) fn never() -> Self {
-        Self(Box::new(|| false))
+        Self { asked: Box::new(|| false), released: Arc::default() }
+    }
+
+    /// From now on the signals end the program as ever.
+    pub(crate) fn release(&self) {
+        self.released.store(true, Ordering::Relaxed);
     }
 
     /// One that is there when it is looked for the `count`th time, and from then on.
     #[cfg(test)]
     pub(crate) fn after(count: u32) -> Self {
         let left = std::cell::Cell::new(count);
-        Self(Box::new(move || {
+        let asked = move || {
             left.set(left.get().saturating_sub(1));
             left.get() == 0
-        }))
+        };
+        Self { asked: Box::new(asked), released: Arc::default() }
     }
 
     /// Fails when the end was asked for.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if (self.0)() { Err(Error::new(Exit::Interrupted, "interrupted")) } else { Ok(()) }
+        if (self.asked)() { Err(Error::new(Exit::Interrupted, "interrupted")) } else { Ok(()) }
     }
 }
 

@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         }
     };
     match commands::run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("cellctl: {error}");
             ExitCode::from(error.exit as u8)

@@ -1,6 +1,8 @@
 //! What is printed: tables for people, JSON for programs.
 
-use bulkhead_abi::message::{CellDetails, CellSummary, CpuInfo, FailureReport, NodeInfo, VcpuDetails};
+use bulkhead_abi::message::{
+    Action, CellDetails, CellSummary, CpuInfo, FailureReport, NodeInfo, VcpuDetails,
+};
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -52,7 +54,20 @@ pub(crate) fn summary_json(cell: &CellSummary) -> Value {
 }
 
 pub(crate) fn cell_json(cell: &CellDetails) -> Value {
-    let CellDetails { summary, memory, cmdline, stopped, failure, vcpus } = cell;
+    let CellDetails {
+        summary,
+        memory,
+        cmdline,
+        stopped,
+        failure,
+        vcpus,
+        exit_code,
+        restarts,
+        on_reboot,
+        on_crash,
+        origin,
+        files_memory,
+    } = cell;
     let mut value = summary_json(summary);
     value["memory_ranges"] =
         memory.iter().map(|range| json!({"base": range.base, "len": range.len})).collect();
@@ -60,7 +75,22 @@ pub(crate) fn cell_json(cell: &CellDetails) -> Value {
     value["stopped"] = json!(stopped);
     value["failure"] = failure.as_ref().map_or(Value::Null, failure_json);
     value["vcpus"] = vcpus.iter().map(vcpu_json).collect();
+    value["exit_code"] = json!(exit_code);
+    value["restarts"] = json!(restarts);
+    value["on"] = json!({"reboot": on_reboot.map(reboot), "crash": on_crash.map(crash)});
+    value["origin"] = json!(origin);
+    value["files_memory"] = json!(files_memory);
     value
+}
+
+/// [`CellDetails::on_reboot`] as cell files have it.
+fn reboot(action: Action) -> String {
+    action.to_string()
+}
+
+/// [`CellDetails::on_crash`] as cell files have it.
+fn crash(action: Action) -> String {
+    if action == Action::STOP { "keep".into() } else { action.to_string() }
 }
 
 fn failure_json(failure: &FailureReport) -> Value {
@@ -94,8 +124,26 @@ pub(crate) fn cell_text(cell: &CellDetails) -> String {
     line("state", summary.state.to_string());
     line("cpus", numbers(&summary.cpus));
     let ranges = cell.memory.iter().map(|range| format!("{} at {:#x}", size(range.len), range.base));
-    line("memory", format!("{} ({})", size(summary.memory), ranges.collect::<Vec<_>>().join(", ")));
-    line("cmdline", cell.cmdline.clone());
+    let ranges = ranges.collect::<Vec<_>>().join(", ");
+    line(
+        "memory",
+        if ranges.is_empty() { size(summary.memory) } else { format!("{} ({ranges})", size(summary.memory)) },
+    );
+    if let Some(bytes) = cell.files_memory {
+        line("files", format!("{} of the pool", size(bytes)));
+    }
+    if !cell.cmdline.is_empty() {
+        line("cmdline", cell.cmdline.clone());
+    }
+    if let Some(origin) = &cell.origin {
+        line("origin", origin.clone());
+    }
+    if let (Some(on_reboot), Some(on_crash)) = (cell.on_reboot, cell.on_crash) {
+        line("on", format!("reboot: {}, crash: {}", reboot(on_reboot), crash(on_crash)));
+    }
+    if let Some(restarts) = cell.restarts.filter(|restarts| *restarts > 0) {
+        line("restarts", restarts.to_string());
+    }
     if let Some(reason) = &cell.stopped {
         line("stopped", reason.clone());
     }
@@ -238,13 +286,28 @@ pub(crate) mod tests {
                 cpu: 2,
                 exits: vec![ExitCount { reason: "hlt".into(), count: 7, time_ns: 9000 }],
             }],
+            exit_code: None,
+            restarts: Some(2),
+            on_reboot: Some(Action::RESTART),
+            on_crash: Some(Action::STOP),
+            origin: Some("/cells/web.cell.toml".into()),
+            files_memory: Some(2 << 20),
         }
     }
 
     #[test]
     fn a_failed_cell_is_shown_with_all_that_is_known() {
         let text = cell_text(&failed());
-        for part in ["state     failed", "vCPU 1: triple fault", "rip 000000000000fff0", "shutdown", "hlt"] {
+        for part in [
+            "files     2 MiB",
+            "reboot: restart, crash: keep",
+            "restarts  2",
+            "state     failed",
+            "vCPU 1: triple fault",
+            "rip 000000000000fff0",
+            "shutdown",
+            "hlt",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let json = cell_json(&failed());

@@ -18,9 +18,10 @@
 mod node;
 mod spec;
 
-pub use node::{CellDetails, CellState, CellSummary, CpuInfo, CpuUse, ExitCount, FailureReport};
+pub use node::{Action, CellDetails, CellState, CellSummary, CpuInfo, CpuUse, ExitCount, FailureReport};
 pub use node::{LastExit, MemoryRange, NodeInfo, Register, VcpuDetails};
-pub use spec::{CellSpec, MAX_CMDLINE, MAX_CPUS, MEMORY_UNIT, ROOT_CELL, ROOT_NAME};
+pub use spec::{CRASH_WINDOW_NS, CellSpec, MAX_CMDLINE, MAX_CPUS, MAX_CRASHES, MAX_ORIGIN};
+pub use spec::{MEMORY_UNIT, ROOT_CELL, ROOT_NAME};
 pub use spec::{check_cmdline, check_cpu, check_memory, check_name};
 
 use alloc::string::{String, ToString as _};
@@ -30,7 +31,7 @@ use minicbor::{Decode, Encode};
 
 /// Version of these messages. Both sides must have the same: a change that the rules of
 /// CBOR by index do not cover raises it.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// The vsock context of the hypervisor, as the root cell sees it (virtio 1.2, 5.10.4).
 pub const HYPERVISOR_CID: u32 = 2;
@@ -158,29 +159,31 @@ pub enum Body {
         #[n(2)]
         size: u64,
     },
-    /// Checks the files and makes the cell *ready*. Answered by [`Reply::Done`].
+    /// Checks the files, fills the cell's memory from them and makes it *ready*. Answered by
+    /// [`Reply::Done`].
     #[n(6)]
     LoadFinish {
         /// The cell's number.
         #[n(0)]
         cell: u32,
     },
-    /// Runs a cell that is *ready*. Answered by [`Reply::Done`].
+    /// Runs a cell that is *ready*, or fills the memory of one that is *stopped* from its files
+    /// again and runs it. Answered by [`Reply::Done`].
     #[n(7)]
     Start {
         /// The cell's number.
         #[n(0)]
         cell: u32,
     },
-    /// Turns a running cell off at once. Answered by [`Reply::Done`] when it is *stopped*.
+    /// Turns a cell off at once. Answered by [`Reply::Done`] when it is *stopped*.
     #[n(8)]
     Stop {
         /// The cell's number.
         #[n(0)]
         cell: u32,
     },
-    /// Zeroes and frees a cell that does not run. Answered by [`Reply::Done`] when its CPUs
-    /// are back.
+    /// Turns a cell off, if it is on, zeroes and frees it. Answered by [`Reply::Done`] when its
+    /// CPUs are back.
     #[n(9)]
     Destroy {
         /// The cell's number.
@@ -194,6 +197,50 @@ pub enum Body {
         /// What the cell would be made of.
         #[n(0)]
         spec: CellSpec,
+    },
+    /// Lets the vCPUs of a *running* cell stand still. Answered by [`Reply::Done`] when they do.
+    #[n(11)]
+    Pause {
+        /// The cell's number.
+        #[n(0)]
+        cell: u32,
+    },
+    /// Lets a *paused* cell go on. Answered by [`Reply::Done`].
+    #[n(12)]
+    Resume {
+        /// The cell's number.
+        #[n(0)]
+        cell: u32,
+    },
+    /// Presses the power button of a *running* cell; what its guest does about it is the guest's.
+    /// Answered by [`Reply::Done`] at once.
+    #[n(13)]
+    PressPower {
+        /// The cell's number.
+        #[n(0)]
+        cell: u32,
+    },
+    /// Lets a cell that is *stopped* or *failed* take other files: it is then *loading*, as a new
+    /// one, and belongs to this connection. When that ends before it is *ready*, it is *stopped*.
+    /// Answered by [`Reply::Done`].
+    #[n(14)]
+    Reload {
+        /// The cell's number.
+        #[n(0)]
+        cell: u32,
+        /// Its kernel's new command line.
+        #[n(1)]
+        cmdline: String,
+    },
+    /// Waits until a cell is in one of the states. Answered by [`Reply::Cell`] when it is.
+    #[n(15)]
+    Wait {
+        /// The cell's number.
+        #[n(0)]
+        cell: u32,
+        /// The states, 1 to 16.
+        #[n(1)]
+        states: Vec<CellState>,
     },
 }
 

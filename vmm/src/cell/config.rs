@@ -4,6 +4,7 @@ use crate::hal::CpuId;
 use crate::memory::address::Hpa;
 use alloc::string::String;
 use alloc::vec::Vec;
+use bulkhead_abi::message::Action;
 
 /// A range of host memory: whole units of [`MEMORY_UNIT`](bulkhead_abi::message::MEMORY_UNIT).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +32,12 @@ pub struct CellResources {
     /// The time of day when the node booted, by who asked for the cell, in nanoseconds since
     /// 1970-01-01T00:00Z.
     pub boot_wall_clock_ns: u64,
+    /// What happens when its guest asks for a reset.
+    pub on_reboot: Action,
+    /// What happens when it fails.
+    pub on_crash: Action,
+    /// Where its specification comes from, for people.
+    pub origin: Option<String>,
 }
 
 impl CellResources {

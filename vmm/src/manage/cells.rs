@@ -1,10 +1,11 @@
 //! The guest cells: requests about them, and the work that requests begin.
 //!
 //! What is begun and fails is put back: CPUs go to where they came from, memory is zeroed
-//! and freed. A cell belongs to the connection that created it until it is *ready*: if that
-//! closes before, the cell is destroyed, whatever had been done by then.
+//! and freed. A cell belongs to the connection that creates or reloads it until it is *ready*:
+//! if that closes before, a new cell is destroyed and another is *stopped*.
 
 mod requests;
+mod store;
 mod work;
 
 #[cfg(test)]
@@ -19,7 +20,8 @@ use crate::hal::{CellId, CpuId};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use bulkhead_abi::message::{ErrorCode, Failure, LoadKind, Reply, console_port};
+use bulkhead_abi::message::{CellState, ErrorCode, Failure, MAX_CRASHES, Reply, console_port};
+use store::{File, Store};
 
 /// A late answer: to which connection, to which request, what.
 pub(super) type Answer = (StreamId, u32, Result<Reply, Failure>);
@@ -29,29 +31,20 @@ pub(super) type Answer = (StreamId, u32, Result<Reply, Failure>);
 enum Task {
     /// Its CPUs are being taken from the root cell, until this time.
     Claim { deadline_ns: u64 },
-    /// Its memory is zeroed before it gets it.
-    ZeroNew(Cursor),
-    /// It is being turned off.
-    Stop,
+    /// Its memory is zeroed and then filled.
+    Build { cursor: Cursor, zeroed: bool },
+    /// Its vCPUs are on their way to a halt, or out of the guest.
+    Halt,
     /// Its memory is zeroed before it is freed; then its creation has failed, or it is
     /// destroyed.
-    ZeroOld { cursor: Cursor, failure: Option<Failure> },
+    Wipe { cursor: Cursor, failure: Option<Failure> },
 }
 
-/// How far the zeroing of a cell's memory is.
+/// How far the zeroing of memory is.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cursor {
     range: usize,
     offset: u64,
-}
-
-/// A file that a cell is loaded with.
-#[derive(Debug)]
-struct File {
-    what: LoadKind,
-    port: u32,
-    size: u64,
-    arrived: u64,
 }
 
 /// A guest cell.
@@ -60,7 +53,7 @@ struct Cell {
     id: CellId,
     resources: CellResources,
     state: State,
-    /// The connection it belongs to, until it is ready.
+    /// The connection it belongs to while it is on loan.
     creator: Option<StreamId>,
     /// Who waits for the task's end: connection and request.
     asker: Option<(StreamId, u32)>,
@@ -69,18 +62,26 @@ struct Cell {
     prepared: bool,
     /// Its memory may hold something of it.
     touched: bool,
-    files: Vec<File>,
+    store: Store,
     /// It has been *ready*: what it has is its own for good.
     settled: bool,
+    /// It is destroyed as soon as it is off.
+    doomed: bool,
     /// Why it is off.
     stopped: Option<String>,
+    exit_code: Option<u32>,
+    restarts: u32,
+    /// When it failed and began anew, the last times.
+    crashes: heapless::Vec<u64, MAX_CRASHES>,
 }
 
 impl Cell {
     /// Takes a step that was found to be allowed by [`may`](Self::may), or an event.
     fn step(&mut self, step: Step) {
         if let Some(state) = self.state.after(step) {
-            log::info!("cell '{}': {:?} -> {:?}", self.resources.name, self.state, state);
+            if state != self.state {
+                log::info!("cell '{}': {:?} -> {:?}", self.resources.name, self.state, state);
+            }
             self.state = state;
         }
     }
@@ -90,20 +91,28 @@ impl Cell {
         if self.state.after(step).is_some() {
             return Ok(());
         }
-        let state = bulkhead_abi::message::CellState::from(self.state);
-        let hint = if step == Step::Destroy && self.state == State::Running { "; stop it first" } else { "" };
-        let why = format!(
-            "cell '{}' is {state}; {} is allowed when it is: {}{hint}",
-            self.resources.name,
-            step.name(),
-            step.allowed()
-        );
-        Err(Failure::field(ErrorCode::STATE, "cell", state, step.allowed()).saying(why))
+        let (state, allowed) = (CellState::from(self.state), step.allowed());
+        let why = format!("cell '{}' is {state}; {} needs: {allowed}", self.resources.name, step.name());
+        Err(Failure::field(ErrorCode::STATE, "cell", state, &allowed).saying(why))
     }
 
     fn console_port(&self) -> Option<u32> {
         self.resources.console.then(|| console_port(self.id.0))
     }
+
+    /// All memory that it owns: the guest's, then that of its files.
+    fn memory(&self) -> impl Iterator<Item = HostRange> + '_ {
+        self.resources.memory.iter().copied().chain(self.store.memory())
+    }
+}
+
+/// Who waits for a cell to be in one of these states.
+#[derive(Debug)]
+struct Waiter {
+    stream: StreamId,
+    id: u32,
+    cell: CellId,
+    states: Vec<CellState>,
 }
 
 /// All guest cells, and who owns what.
@@ -113,10 +122,21 @@ pub(super) struct Cells {
     ownership: Ownership,
     cells: Vec<Cell>,
     answers: Vec<Answer>,
+    waiters: Vec<Waiter>,
     last_cell: u32,
     last_load: u32,
-    /// Which cell's memory was zeroed last, so that the others get their turn.
+    /// Which cell's memory was worked on last, so that the others get their turn.
     turn: usize,
+    /// The machine is about to be turned off: until when the cell that was asked may take to turn
+    /// itself off.
+    shutdown: Option<Shutdown>,
+}
+
+/// How far the turning off of all cells is.
+#[derive(Debug, Clone, Copy, Default)]
+struct Shutdown {
+    /// The cell whose power button was pressed last, and until when it may take.
+    asked: Option<(CellId, u64)>,
 }
 
 impl Cells {
@@ -126,9 +146,11 @@ impl Cells {
             ownership: Ownership::new(cpus, kept_back, pool),
             cells: Vec::new(),
             answers: Vec::new(),
+            waiters: Vec::new(),
             last_cell: 0,
             last_load: 0,
             turn: 0,
+            shutdown: None,
         }
     }
 
@@ -139,8 +161,9 @@ impl Cells {
 
     /// Who owns what, and what each cell has, for tests.
     #[cfg(test)]
-    pub(super) fn audit(&self) -> (&Ownership, impl Iterator<Item = (CellId, &CellResources)>) {
-        (&self.ownership, self.cells.iter().map(|cell| (cell.id, &cell.resources)))
+    pub(super) fn audit(&self) -> (&Ownership, impl Iterator<Item = (CellId, &[CpuId], Vec<HostRange>)>) {
+        let cells = self.cells.iter();
+        (&self.ownership, cells.map(|cell| (cell.id, &cell.resources.cpus[..], cell.memory().collect())))
     }
 
     /// The answers that have become known since the last call.
@@ -148,14 +171,16 @@ impl Cells {
         core::mem::take(&mut self.answers)
     }
 
-    /// A connection is gone: cells that belong to it are destroyed by the next work.
+    /// A connection is gone: cells that belong to it are given up by the next work.
     pub(super) fn creator_gone(&mut self, stream: StreamId) {
         for cell in &mut self.cells {
             if cell.creator == Some(stream) {
-                // Work looks for cells that are not ready and belong to nobody.
+                // Work looks for cells that are on loan and belong to nobody.
                 cell.creator = None;
             }
         }
+        self.waiters.retain(|waiter| waiter.stream != stream);
+        self.waiters.shrink_to_fit();
     }
 
     /// The cell whose console is at `port`.
@@ -175,7 +200,8 @@ impl Cells {
 
     /// Whether `port` is one that a file is waited for at.
     pub(super) fn accept_load(&self, port: u32) -> Result<(), Failure> {
-        let known = self.cells.iter().flat_map(|cell| &cell.files).any(|f| f.port == port && f.arrived == 0);
+        let mut files = self.cells.iter().flat_map(|cell| cell.store.files());
+        let known = files.any(|file| file.port == port && file.arrived == 0);
         known.then_some(()).ok_or_else(|| no_load(port))
     }
 
@@ -187,28 +213,19 @@ impl Cells {
         data: &[u8],
         platform: &mut dyn Platform,
     ) -> (usize, Option<Result<Reply, Failure>>) {
-        let mut cells = self.cells.iter_mut().filter(|cell| cell.state == State::Loading);
-        let found = cells.find_map(|cell| {
-            let at = cell.files.iter().position(|file| file.port == port)?;
-            Some((cell, at))
+        let waits = |cell: &&mut Cell| matches!(cell.state, State::Loading | State::Reloading);
+        let mut cells = self.cells.iter_mut().filter(waits);
+        let taken = cells.find_map(|cell| {
+            let (count, complete) = cell.store.data(port, data, platform)?;
+            let size = cell.store.files().iter().find(|file| file.port == port)?.stored.size;
+            Some((count, complete.then_some(Ok(Reply::Loaded { bytes: size }))))
         });
-        let Some((cell, at)) = found else { return (data.len(), Some(Err(no_load(port)))) };
-        let Some(file) = cell.files.get_mut(at) else { return (0, None) };
-        let missing = usize::try_from(file.size - file.arrived).unwrap_or(usize::MAX);
-        let piece = data.get(..missing).unwrap_or(data);
-        if let Err(error) = platform.load_data(cell.id, file.what, piece) {
-            let why = format!("cell '{}': {error}", cell.resources.name);
-            cell.files.remove(at);
-            return (piece.len(), Some(Err(Failure::new(ErrorCode::BAD_FILE, why))));
-        }
-        file.arrived += piece.len() as u64;
-        let done = (file.arrived == file.size).then_some(Ok(Reply::Loaded { bytes: file.size }));
-        (piece.len(), done)
+        taken.unwrap_or_else(|| (data.len(), Some(Err(no_load(port)))))
     }
 
     /// What to say to who has sent less than was announced to `port`.
     pub(super) fn load_cut_short(&self, port: u32) -> Failure {
-        let mut files = self.cells.iter().flat_map(|cell| cell.files.iter().map(move |file| (cell, file)));
+        let mut files = self.cells.iter().flat_map(|cell| cell.store.files().iter().map(move |f| (cell, f)));
         let found = files.find(|(_, file)| file.port == port);
         found.map_or_else(|| no_load(port), |(cell, file)| incomplete(cell, file))
     }
@@ -217,7 +234,7 @@ impl Cells {
 fn incomplete(cell: &Cell, file: &File) -> Failure {
     let why = format!(
         "cell '{}', {}: {} of {} bytes have arrived; allowed: all of them",
-        cell.resources.name, file.what, file.arrived, file.size
+        cell.resources.name, file.stored.what, file.arrived, file.stored.size
     );
     Failure::new(ErrorCode::BAD_FILE, why)
 }

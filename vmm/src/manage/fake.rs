@@ -1,7 +1,7 @@
 //! A platform without hardware, for tests: it keeps books about what it was asked to do, and
 //! panics when management breaks the contract of [`Platform`].
 
-use super::platform::{CellStatus, ClaimState, HeapUse, Platform, PlatformError};
+use super::platform::{CellStatus, ClaimState, Ending, HeapUse, Platform, PlatformError, StoredFile};
 use crate::cell::config::{CellResources, HostRange};
 use crate::hal::{CellId, CpuId};
 use crate::manage::ZERO_SLICE;
@@ -15,15 +15,19 @@ use bulkhead_abi::message::{ExitCount, FailureReport, LoadKind, VcpuDetails};
 pub const FAILURE: &str = "the fake was told to fail";
 
 /// How far a fake cell is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Phase {
     Prepared,
-    Loaded,
+    /// Its files are right; so many more slices, and its memory is filled.
+    Planned(u32),
+    Built,
     Running,
+    /// Stands still after so many more looks at it.
+    Pausing(u32),
+    Paused,
     /// Turned off after so many more looks at it.
     Stopping(u32),
-    Stopped,
-    Failed,
+    Off(Ending),
 }
 
 /// A cell as the fake knows it.
@@ -32,8 +36,12 @@ struct FakeCell {
     cpus: Vec<CpuId>,
     memory: Vec<HostRange>,
     phase: Phase,
-    /// Size and what has arrived, per file.
-    files: BTreeMap<LoadKind, (u64, Vec<u8>)>,
+    /// The files that it was built from.
+    files: BTreeMap<LoadKind, Vec<u8>>,
+    cmdline: String,
+    /// How many times its power button was pressed, and whether it does something about it.
+    presses: u32,
+    heeds_button: bool,
     console: Vec<u8>,
 }
 
@@ -53,8 +61,10 @@ pub struct FakePlatform {
     claims: BTreeSet<CpuId>,
     /// Slices of memory that hold something of a cell, by their first bytes.
     tainted: BTreeSet<u64>,
-    /// Slices that were zeroed and not given to a cell since.
+    /// Slices that were zeroed and not written to since.
     clean: BTreeSet<u64>,
+    /// What was stored, by where: one entry for each call.
+    stored: BTreeMap<u64, Vec<u8>>,
     cells: BTreeMap<CellId, FakeCell>,
 }
 
@@ -69,6 +79,7 @@ impl Default for FakePlatform {
             claims: BTreeSet::new(),
             tainted: BTreeSet::new(),
             clean: BTreeSet::new(),
+            stored: BTreeMap::new(),
             cells: BTreeMap::new(),
         }
     }
@@ -90,16 +101,47 @@ impl FakePlatform {
         self.cells.keys().copied()
     }
 
-    /// The file of `cell`, as far as it has arrived.
+    /// The file that `cell` was built from.
     pub fn file(&self, cell: CellId, what: LoadKind) -> Option<&[u8]> {
-        self.cells.get(&cell)?.files.get(&what).map(|(_, data)| data.as_slice())
+        self.cells.get(&cell)?.files.get(&what).map(Vec::as_slice)
     }
 
-    /// A cell that runs does what cannot be carried on from.
-    pub fn break_cell(&mut self, cell: CellId) {
-        if let Some(cell) = self.cells.get_mut(&cell).filter(|cell| cell.phase == Phase::Running) {
-            cell.phase = Phase::Failed;
+    /// The command line that `cell` was built with.
+    pub fn cmdline(&self, cell: CellId) -> Option<&str> {
+        self.cells.get(&cell).map(|cell| cell.cmdline.as_str())
+    }
+
+    /// How many times the power button of `cell` was pressed.
+    pub fn presses(&self, cell: CellId) -> u32 {
+        self.cells.get(&cell).map_or(0, |cell| cell.presses)
+    }
+
+    /// A cell whose vCPUs run ends by itself.
+    pub fn end_cell(&mut self, cell: CellId, ending: Ending) {
+        let Some(cell) = self.cells.get_mut(&cell) else { return };
+        if matches!(cell.phase, Phase::Running | Phase::Pausing(_)) {
+            cell.phase = Phase::Off(ending);
         }
+    }
+
+    /// From now on `cell` turns itself off when its power button is pressed.
+    pub fn heed_button(&mut self, cell: CellId) {
+        self.cell(cell).heeds_button = true;
+    }
+
+    /// What was stored in `memory`, `size` bytes.
+    fn read_stored(&self, file: &StoredFile) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for range in &file.memory {
+            let (mut at, end) = (range.base.raw(), range.base.raw() + range.len);
+            while let Some(piece) = self.stored.get(&at).filter(|_| at < end) {
+                bytes.extend(piece);
+                at += piece.len() as u64;
+            }
+        }
+        assert!(bytes.len() as u64 >= file.size, "a file that is not all there");
+        bytes.truncate(usize::try_from(file.size).expect("a small file"));
+        bytes
     }
 
     /// A cell that runs prints `text` on its console.
@@ -175,18 +217,17 @@ impl Platform for FakePlatform {
     fn zero(&mut self, base: Hpa, len: u64) {
         assert!(len <= ZERO_SLICE && base.is_aligned(4096) && len.is_multiple_of(4096));
         assert!(len == ZERO_SLICE, "the fake counts whole slices");
-        let used = self.cells.values().any(|cell| slices(&cell.memory).any(|slice| slice == base.raw()));
-        assert!(!used, "{base} is zeroed while a cell has it");
+        let on = |cell: &&FakeCell| {
+            matches!(cell.phase, Phase::Running | Phase::Pausing(_) | Phase::Paused | Phase::Stopping(_))
+        };
+        let used = self.cells.values().filter(on).any(|c| slices(&c.memory).any(|s| s == base.raw()));
+        assert!(!used, "{base} is zeroed while a cell that is on has it");
+        self.stored.retain(|at, _| !(base.raw()..base.raw() + len).contains(at));
         self.tainted.remove(&base.raw());
         self.clean.insert(base.raw());
     }
 
     fn prepare_cell(&mut self, cell: CellId, resources: &CellResources) -> Result<(), PlatformError> {
-        assert!(slices(&resources.memory).all(|slice| self.clean.contains(&slice)), "not zeroed");
-        for slice in slices(&resources.memory) {
-            self.clean.remove(&slice);
-            self.tainted.insert(slice);
-        }
         for other in self.cells.values() {
             assert!(!other.cpus.iter().any(|cpu| resources.cpus.contains(cpu)), "a CPU with two owners");
             assert!(!slices(&other.memory).any(|s| slices(&resources.memory).any(|t| s == t)));
@@ -197,48 +238,77 @@ impl Platform for FakePlatform {
             memory: resources.memory.clone(),
             phase: Phase::Prepared,
             files: BTreeMap::new(),
+            cmdline: String::new(),
+            presses: 0,
+            heeds_button: false,
             console: Vec::new(),
         };
         assert!(self.cells.insert(cell, fake).is_none(), "{cell} is prepared twice");
         Ok(())
     }
 
-    fn load_begin(&mut self, cell: CellId, what: LoadKind, size: u64) -> Result<(), PlatformError> {
-        self.cell(cell).files.remove(&what);
-        self.may_fail()?;
-        self.cell(cell).files.insert(what, (size, Vec::new()));
-        Ok(())
-    }
-
-    fn load_data(&mut self, cell: CellId, what: LoadKind, data: &[u8]) -> Result<(), PlatformError> {
-        if let Err(error) = self.may_fail() {
-            self.cell(cell).files.remove(&what);
-            return Err(error);
+    fn store(&mut self, base: Hpa, data: &[u8]) {
+        let end = base.raw() + data.len() as u64;
+        let mut slice = base.raw() / ZERO_SLICE * ZERO_SLICE;
+        while slice < end {
+            self.clean.remove(&slice);
+            self.tainted.insert(slice);
+            slice += ZERO_SLICE;
         }
-        let file = self.cell(cell).files.get_mut(&what);
-        let (size, arrived) = file.expect("data only for a file that was announced");
-        arrived.extend(data);
-        assert!(arrived.len() as u64 <= *size, "more than was announced");
-        Ok(())
+        let used = |cell: &FakeCell| slices(&cell.memory).any(|s| s < end && base.raw() < s + ZERO_SLICE);
+        assert!(!self.cells.values().any(used), "a file in memory that a guest reaches");
+        self.stored.retain(|at, _| !(base.raw()..end).contains(at));
+        self.stored.insert(base.raw(), data.into());
     }
 
-    fn load_finish(&mut self, cell: CellId) -> Result<(), PlatformError> {
+    fn plan_cell(
+        &mut self,
+        cell: CellId,
+        resources: &CellResources,
+        files: &[StoredFile],
+    ) -> Result<(), PlatformError> {
         self.may_fail()?;
-        let cell = self.cell(cell);
-        assert_eq!(cell.phase, Phase::Prepared);
-        assert!(cell.files.values().all(|(size, data)| data.len() as u64 == *size), "incomplete");
-        let kernel = cell.files.get(&LoadKind::KERNEL).expect("there is a kernel");
-        if kernel.1.starts_with(b"bad") {
+        let read: BTreeMap<_, _> = files.iter().map(|file| (file.what, self.read_stored(file))).collect();
+        let kernel = read.get(&LoadKind::KERNEL).expect("there is a kernel");
+        if kernel.starts_with(b"bad") {
             return Err(PlatformError("kernel: is none".into()));
         }
-        cell.phase = Phase::Loaded;
+        let cell = self.cell(cell);
+        assert!(
+            matches!(cell.phase, Phase::Prepared | Phase::Planned(_) | Phase::Built | Phase::Off(_)),
+            "planned while it is on"
+        );
+        assert_eq!(cell.memory, resources.memory);
+        (cell.phase, cell.files, cell.cmdline) = (Phase::Planned(2), read, resources.cmdline.clone());
         Ok(())
+    }
+
+    fn build_cell(&mut self, cell: CellId) -> Result<bool, PlatformError> {
+        self.may_fail()?;
+        let memory = self.cell(cell).memory.clone();
+        let cell = self.cells.get_mut(&cell).expect("only prepared cells are asked for");
+        match cell.phase {
+            Phase::Planned(2) => {
+                assert!(slices(&memory).all(|slice| self.clean.contains(&slice)), "not zeroed");
+                for slice in slices(&memory) {
+                    self.clean.remove(&slice);
+                    self.tainted.insert(slice);
+                }
+                cell.phase = Phase::Planned(1);
+                Ok(true)
+            }
+            Phase::Planned(1) => {
+                cell.phase = Phase::Built;
+                Ok(false)
+            }
+            _ => panic!("built without a plan"),
+        }
     }
 
     fn start_cell(&mut self, cell: CellId) -> Result<(), PlatformError> {
         self.may_fail()?;
         let cell = self.cell(cell);
-        assert_eq!(cell.phase, Phase::Loaded);
+        assert_eq!(cell.phase, Phase::Built);
         cell.phase = Phase::Running;
         cell.console.extend(b"hello from the cell\n");
         Ok(())
@@ -246,28 +316,51 @@ impl Platform for FakePlatform {
 
     fn stop_cell(&mut self, cell: CellId) {
         let cell = self.cell(cell);
-        if cell.phase == Phase::Running {
+        if matches!(cell.phase, Phase::Running | Phase::Pausing(_) | Phase::Paused) {
             cell.phase = Phase::Stopping(3);
         }
+    }
+
+    fn press_power_button(&mut self, cell: CellId) {
+        let cell = self.cell(cell);
+        cell.presses += 1;
+        if cell.heeds_button && cell.phase == Phase::Running {
+            cell.phase = Phase::Off(Ending::PowerOff);
+        }
+    }
+
+    fn pause_cell(&mut self, cell: CellId) {
+        let cell = self.cell(cell);
+        if cell.phase == Phase::Running {
+            cell.phase = Phase::Pausing(2);
+        }
+    }
+
+    fn resume_cell(&mut self, cell: CellId) {
+        let cell = self.cell(cell);
+        assert_eq!(cell.phase, Phase::Paused);
+        cell.phase = Phase::Running;
     }
 
     fn cell_status(&mut self, cell: CellId) -> CellStatus {
         let cell = self.cell(cell);
         match cell.phase {
-            Phase::Stopping(0) => cell.phase = Phase::Stopped,
+            Phase::Stopping(0) => cell.phase = Phase::Off(Ending::Request),
             Phase::Stopping(left) => cell.phase = Phase::Stopping(left - 1),
+            Phase::Pausing(0) => cell.phase = Phase::Paused,
+            Phase::Pausing(left) => cell.phase = Phase::Pausing(left - 1),
             _ => {}
         }
-        match cell.phase {
-            Phase::Prepared | Phase::Loaded => panic!("asked for before it was started"),
-            Phase::Running | Phase::Stopping(_) => CellStatus::Running,
-            Phase::Stopped => CellStatus::Stopped { reason: "by request".into() },
-            Phase::Failed => CellStatus::Failed,
+        match &cell.phase {
+            Phase::Prepared | Phase::Planned(_) | Phase::Built => panic!("asked for before it was started"),
+            Phase::Running | Phase::Stopping(_) | Phase::Pausing(_) => CellStatus::Running,
+            Phase::Paused => CellStatus::Paused,
+            Phase::Off(ending) => CellStatus::Off(ending.clone()),
         }
     }
 
     fn failure_report(&mut self, cell: CellId) -> FailureReport {
-        assert_eq!(self.cell(cell).phase, Phase::Failed);
+        assert_eq!(self.cell(cell).phase, Phase::Off(Ending::Failed));
         FailureReport { reason: String::from("triple fault"), ..FailureReport::default() }
     }
 
@@ -279,7 +372,9 @@ impl Platform for FakePlatform {
 
     fn tear_down_cell(&mut self, cell: CellId) {
         let cell = self.cells.remove(&cell).expect("a prepared cell");
-        assert!(!matches!(cell.phase, Phase::Running | Phase::Stopping(_)), "torn down while it runs");
+        let on =
+            matches!(cell.phase, Phase::Running | Phase::Pausing(_) | Phase::Paused | Phase::Stopping(_));
+        assert!(!on, "torn down while it is on");
     }
 
     fn console_read(&mut self, cell: CellId, position: u64, buf: &mut [u8]) -> (u64, usize) {

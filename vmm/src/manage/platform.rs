@@ -5,7 +5,7 @@
 //! one CPU at a time, and keeps the order that each method states. A cell's CPUs and memory
 //! are `Node`'s to account for; a platform never moves them by itself.
 
-use crate::cell::config::CellResources;
+use crate::cell::config::{CellResources, HostRange};
 use crate::hal::{CellId, CpuId};
 use crate::memory::address::Hpa;
 use alloc::string::String;
@@ -34,13 +34,36 @@ pub enum ClaimState {
 pub enum CellStatus {
     /// A vCPU of it runs, or is on its way out of the guest.
     Running,
-    /// All vCPUs are parked: it was turned off, by itself or by [`Platform::stop_cell`].
-    Stopped {
-        /// Who or what turned it off.
-        reason: String,
-    },
-    /// All vCPUs are parked: it did what cannot be carried on from.
+    /// All vCPUs stand still, as [`Platform::pause_cell`] wanted.
+    Paused,
+    /// All vCPUs are off.
+    Off(Ending),
+}
+
+/// How a cell came to be off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// By [`Platform::stop_cell`].
+    Request,
+    /// The guest turned itself off.
+    PowerOff,
+    /// The guest asked for a reset.
+    Reset,
+    /// The guest wrote this to its exit port.
+    Exit(u32),
+    /// A vCPU did what cannot be carried on from; [`Platform::failure_report`] says what.
     Failed,
+}
+
+/// A file of a cell, in memory that its cell owns and no guest reaches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredFile {
+    /// Which file.
+    pub what: LoadKind,
+    /// Where it is: it fills these ranges one after the other, the last one in part.
+    pub memory: Vec<HostRange>,
+    /// Its bytes, at least 1.
+    pub size: u64,
 }
 
 /// Facts of the node that do not change after boot.
@@ -94,37 +117,40 @@ pub trait Platform {
     fn release_cpu(&mut self, cpu: CpuId);
 
     /// Zeroes `len` bytes of pool memory at `base`: up to [`ZERO_SLICE`](super::ZERO_SLICE),
-    /// multiples of 4 KiB. No cell maps them.
+    /// multiples of 4 KiB. No vCPU that is on reaches them.
     fn zero(&mut self, base: Hpa, len: u64);
 
-    /// Builds a cell that does not run yet: stage 2, vCPUs, devices. Its CPUs are claimed or
-    /// were free, its memory is zeroed.
+    /// Makes a cell that does not run yet: stage 2, vCPUs, devices. Its CPUs are claimed or
+    /// were free. Its memory is filled later.
     ///
     /// # Errors
     /// When something is not to be had; nothing of the cell is then left.
     fn prepare_cell(&mut self, cell: CellId, resources: &CellResources) -> Result<(), PlatformError>;
 
-    /// Announces a file of `size` bytes, at least 1, for a prepared cell; replaces one of
-    /// the same kind.
+    /// Copies `data` to pool memory at `base` that a cell owns and no guest reaches.
+    fn store(&mut self, base: Hpa, data: &[u8]);
+
+    /// Checks the files of a prepared cell none of whose vCPUs is on, and plans how its memory is
+    /// filled from them. The plan replaces an earlier one.
     ///
     /// # Errors
-    /// When the cell has no use or no room for it; says which file.
-    fn load_begin(&mut self, cell: CellId, what: LoadKind, size: u64) -> Result<(), PlatformError>;
+    /// What is wrong with which file.
+    fn plan_cell(
+        &mut self,
+        cell: CellId,
+        resources: &CellResources,
+        files: &[StoredFile],
+    ) -> Result<(), PlatformError>;
 
-    /// Takes the next bytes of the file, never more than announced.
+    /// Fills the cell's memory, which is all zero, as planned: a slice of up to
+    /// [`ZERO_SLICE`](super::ZERO_SLICE) a call, and in the end puts devices and vCPUs into the
+    /// state in which the cell starts. Returns whether more is to be done.
     ///
     /// # Errors
-    /// When the cell has no room for it; says which file, which is then void.
-    fn load_data(&mut self, cell: CellId, what: LoadKind, data: &[u8]) -> Result<(), PlatformError>;
+    /// When it cannot be filled; it may be planned again.
+    fn build_cell(&mut self, cell: CellId) -> Result<bool, PlatformError>;
 
-    /// Checks the files, of which all bytes have arrived, and builds the state in which the
-    /// cell starts.
-    ///
-    /// # Errors
-    /// What is wrong with which file. Files may be loaded again and this tried again.
-    fn load_finish(&mut self, cell: CellId) -> Result<(), PlatformError>;
-
-    /// Starts a cell whose loading is finished, once.
+    /// Starts a cell that was built, once for each time.
     ///
     /// # Errors
     /// When it cannot; the cell is then as before.
@@ -134,7 +160,18 @@ pub trait Platform {
     /// tells when they are.
     fn stop_cell(&mut self, cell: CellId);
 
-    /// What a cell that was started is doing. Once it is not running, it stays so.
+    /// Presses the power button of a cell that runs.
+    fn press_power_button(&mut self, cell: CellId);
+
+    /// Lets all vCPUs of a cell that runs stand still; [`cell_status`](Self::cell_status)
+    /// tells when they do.
+    fn pause_cell(&mut self, cell: CellId);
+
+    /// Lets the vCPUs of a cell that stands still go on.
+    fn resume_cell(&mut self, cell: CellId);
+
+    /// What a cell that was started is doing. Once it is off, it stays so until it is started
+    /// again.
     fn cell_status(&mut self, cell: CellId) -> CellStatus;
 
     /// Why a failed cell failed.

@@ -30,6 +30,8 @@ pub const S5_SLEEP_TYPE: u8 = 5;
 pub const RESET_PORT: u16 = 0xcf9;
 /// What is written there to reset the cell.
 pub const RESET_VALUE: u8 = 6;
+/// What a guest writes here, 32 bits, is how it ended: it is off then.
+pub const EXIT_PORT: u16 = 0xf4;
 /// The ACPI system control interrupt: level-triggered, active-high.
 pub const SCI_GSI: u8 = 9;
 

@@ -10,7 +10,7 @@ use super::io_apic::IoApic;
 use super::machine::Machine;
 use super::posted::Posted;
 use super::root_board::deliver;
-use super::vcpu::{Board, Failure};
+use super::vcpu::{Board, Failure, low};
 use crate::device::acpi_pm::AcpiPm;
 use crate::device::bus::{BusDevice, Instant, Width};
 use crate::device::cmos::Cmos;
@@ -39,6 +39,9 @@ pub enum StopReason {
     /// It asked for a reset.
     #[error("the guest asked for a reset")]
     Reset,
+    /// It wrote this to its exit port.
+    #[error("the guest wrote {0} to its exit port")]
+    Exit(u32),
     /// It was told to from outside.
     #[error("stopped by request")]
     Request,
@@ -71,6 +74,7 @@ pub struct GuestBoard<M, G> {
     pm: Mutex<AcpiPm>,
     stop: Mutex<Option<StopReason>>,
     stopping: AtomicBool,
+    held: AtomicBool,
     output: AtomicBool,
     /// Accesses to ports and memory of nobody.
     pub stray_accesses: AtomicU64,
@@ -94,6 +98,7 @@ impl<M: Machine, G: GuestMemory> GuestBoard<M, G> {
             pm: Mutex::new(AcpiPm::new()),
             stop: Mutex::new(None),
             stopping: AtomicBool::new(false),
+            held: AtomicBool::new(false),
             output: AtomicBool::new(false),
             stray_accesses: AtomicU64::new(0),
             machine,
@@ -125,9 +130,46 @@ impl<M: Machine, G: GuestMemory> GuestBoard<M, G> {
     pub fn stop(&self, reason: StopReason) {
         self.stop.lock().get_or_insert(reason);
         self.stopping.store(true, Ordering::Release);
+        self.kick_all();
+    }
+
+    /// Whether the vCPUs must stand still.
+    pub fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+
+    /// Lets the vCPUs stand still, or go on. Kicks all of the cell's CPUs.
+    pub fn hold(&self, held: bool) {
+        self.held.store(held, Ordering::Release);
+        self.kick_all();
+    }
+
+    fn kick_all(&self) {
         for cpu in &self.cpus {
             self.machine.kick(*cpu);
         }
+    }
+
+    /// Presses and releases the power button.
+    pub fn press_power_button(&self) {
+        let mut pm = self.pm.lock();
+        pm.press_power_button();
+        let line = pm.sci_level();
+        self.set_line(pm, SCI_PIN, line);
+    }
+
+    /// Puts all devices into the state after a reset, once no vCPU is on. The console keeps its
+    /// bytes, and the clock goes on.
+    pub fn reset(&self) {
+        *self.io_apic.lock() = IoApic::new(board::IO_APIC_ID, 0);
+        self.uart.lock().reset();
+        *self.pm.lock() = AcpiPm::new();
+        for posted in &self.posted {
+            posted.clear();
+        }
+        *self.stop.lock() = None;
+        self.held.store(false, Ordering::Release);
+        self.stopping.store(false, Ordering::Release);
     }
 
     /// Why the cell stops or has stopped.
@@ -268,6 +310,7 @@ impl<M: Machine, G: GuestMemory> Board for GuestBoard<M, G> {
                     self.stop(StopReason::PowerOff);
                 }
             }
+            board::EXIT_PORT => self.stop(StopReason::Exit(low(value & width.all_ones()))),
             board::RESET_PORT if value & 0xff == u64::from(board::RESET_VALUE) => {
                 self.stop(StopReason::Reset)
             }

@@ -127,7 +127,13 @@ impl Posted {
             || self.vectors.iter().any(|w| w.load(Ordering::Acquire) != 0)
     }
 
-    /// Takes the events. Only the owner calls it.
+    /// Forgets all that was posted: for when the CPU that owned the vCPU has left it.
+    pub fn clear(&self) {
+        self.take_vectors(|_, _| {});
+        self.take_events();
+    }
+
+    /// Takes the events. Only the owner calls it, or who is sure that there is none.
     pub fn take_events(&self) -> Events {
         if self.events.load(Ordering::Relaxed) == 0 {
             return Events(0);
@@ -135,7 +141,8 @@ impl Posted {
         Events(self.events.swap(0, Ordering::Acquire))
     }
 
-    /// Takes the vectors and calls `accept(vector, level)` for each. Only the owner calls it.
+    /// Takes the vectors and calls `accept(vector, level)` for each. Only the owner
+    /// calls it, or who is sure that there is none.
     pub fn take_vectors(&self, mut accept: impl FnMut(u8, bool)) {
         for (index, word) in (0u8..4).zip(&self.vectors) {
             if word.load(Ordering::Relaxed) == 0 {

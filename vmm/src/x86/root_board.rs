@@ -9,7 +9,7 @@ use super::io_apic::IoApic;
 use super::machine::Machine;
 use super::mediated_io_apic::{IoApicHardware, MediatedIoApic};
 use super::posted::Posted;
-use super::root_ports::{PowerPorts, RootPorts};
+use super::root_ports::{MachineEnd, PowerPorts, RootPorts};
 use super::vcpu::Board;
 use crate::device::bus::{Instant, Width};
 use crate::device::stream::StreamServices;
@@ -125,6 +125,18 @@ impl<M: Machine, G: GuestMemory, I: IoApicHardware> RootBoard<M, G, I> {
                 self.machine.kick(CpuId(vcpu));
             }
         });
+    }
+
+    /// How the root cell wants the machine to end, if it does: its write is held back until
+    /// [`end_machine`](Self::end_machine).
+    pub fn wanted_end(&self) -> Option<MachineEnd> {
+        self.ports.wanted_end()
+    }
+
+    /// Carries out the write that was held back. The machine ends by it, or the root cell goes on
+    /// behind it.
+    pub fn end_machine(&self) {
+        self.ports.end_machine(&self.machine);
     }
 
     fn stray(&self, what: &str, gpa: Gpa) {

@@ -3,7 +3,8 @@
 //!
 //! Sleep is refused: the machine would come back with the hypervisor's registers lost. A write
 //! that would begin it goes on without SLP_EN, and the root cell is shown what it waits for
-//! then, that the machine has woken up (WAK_STS), so that it just goes on.
+//! then, that the machine has woken up (WAK_STS), so that it just goes on. A write that ends the
+//! machine is held back until guest cells were seen to.
 
 use super::acpi::sleep::PowerOffTypes;
 use super::machine::Machine;
@@ -61,6 +62,24 @@ fn upper(register: Option<u16>) -> Option<u16> {
     register?.checked_add(1)
 }
 
+/// How the root cell ends the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MachineEnd {
+    /// It is turned off.
+    PowerOff,
+    /// It is reset.
+    Reset,
+}
+
+/// A write that was held back.
+#[derive(Debug, Clone, Copy)]
+struct HeldWrite {
+    end: MachineEnd,
+    port: u16,
+    width: Width,
+    value: u64,
+}
+
 /// Those ports, before the machine's.
 #[derive(Debug)]
 pub struct RootPorts {
@@ -69,13 +88,40 @@ pub struct RootPorts {
     /// The root cell is shown WAK_STS, for it has been refused a sleep and not cleared it yet.
     woken: AtomicBool,
     refused: AtomicU64,
+    held: Mutex<Option<HeldWrite>>,
+    /// Whether there is one in `held`.
+    ending: AtomicBool,
 }
 
 impl RootPorts {
     /// With these ports of power management.
     #[must_use]
     pub fn new(power: PowerPorts) -> Self {
-        Self { power, pics: Default::default(), woken: AtomicBool::new(false), refused: AtomicU64::new(0) }
+        Self {
+            power,
+            pics: Default::default(),
+            woken: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
+            held: Mutex::new(None),
+            ending: AtomicBool::new(false),
+        }
+    }
+
+    /// How the root cell wants the machine to end, if it does.
+    pub fn wanted_end(&self) -> Option<MachineEnd> {
+        if !self.ending.load(Ordering::Acquire) {
+            return None;
+        }
+        (*self.held.lock()).map(|held| held.end)
+    }
+
+    /// Carries out the write that was held back.
+    pub fn end_machine(&self, machine: &impl Machine) {
+        self.ending.store(false, Ordering::Release);
+        let held = self.held.lock().take();
+        if let Some(HeldWrite { port, width, value, .. }) = held {
+            machine.write_port(port, width, value);
+        }
     }
 
     /// The 8259 at `port`, with the port's offset in it.
@@ -110,13 +156,11 @@ impl RootPorts {
         }
         let bytes = value.to_le_bytes();
         let written = |target: u16| bytes.get(usize::try_from(byte_of(port, width, target)?).ok()?).copied();
-        if port == RESET_CONTROL && value & 4 != 0
+        let resets = port == RESET_CONTROL && value & 4 != 0
             || port == KEYBOARD_COMMAND && value & 0xff == 0xfe
             || port == SYSTEM_CONTROL_A && value & 1 != 0
-            || self.power.reset.is_some_and(|(reset, value)| written(reset) == Some(value))
-        {
-            log::info!("root cell: resets the machine (port {port:#x}, value {value:#x})");
-        }
+            || self.power.reset.is_some_and(|(reset, value)| written(reset) == Some(value));
+        let mut end = resets.then_some(MachineEnd::Reset);
         let clears = |status| written(status).is_some_and(|byte| byte & WAKE_STATUS != 0);
         if self.power.pm1_status.into_iter().filter_map(upper).any(clears) {
             self.woken.store(false, Ordering::Relaxed);
@@ -127,13 +171,19 @@ impl RootPorts {
             let Some(byte) = written(control).filter(|byte| byte & SLEEP_ENABLE != 0) else { continue };
             let sleep_type = byte >> 2 & 7;
             if off >> sleep_type & 1 != 0 {
-                log::info!("root cell: turns the machine off (sleep type {sleep_type})");
+                end = Some(MachineEnd::PowerOff);
             } else if let Some(at) = byte_of(port, width, control) {
                 value &= !(u64::from(SLEEP_ENABLE) << (8 * at));
                 self.refuse(sleep_type);
             }
         }
-        machine.write_port(port, width, value);
+        match end {
+            Some(end) => {
+                *self.held.lock() = Some(HeldWrite { end, port, width, value });
+                self.ending.store(true, Ordering::Release);
+            }
+            None => machine.write_port(port, width, value),
+        }
     }
 
     fn refuse(&self, sleep_type: u8) {
@@ -209,7 +259,11 @@ mod tests {
         let (machine, ports) = (Ports::default(), RootPorts::new(POWER));
         ports.write(&machine, port, width, value, NOW);
         let enabled = |port| machine.byte(port).is_some_and(|byte| byte & SLEEP_ENABLE != 0);
+        assert!(!enabled(0x605) && !enabled(0x705), "not before guests were seen to");
+        let off = ports.wanted_end() == Some(MachineEnd::PowerOff);
+        ports.end_machine(&machine);
         let slept = enabled(0x605) || enabled(0x705);
+        assert_eq!((off, ports.wanted_end()), (slept, None));
         (slept, ports.woken.load(Ordering::Relaxed))
     }
 
@@ -232,6 +286,25 @@ mod tests {
             }
             // Without SLP_EN nothing is refused.
             assert_eq!(sleeps(0x604, Width::Word, sleep_type << 10 | 1), (false, false));
+        }
+    }
+
+    #[test]
+    fn a_reset_is_held_back_however_it_is_asked_for() {
+        for (port, value, resets) in [
+            (0xcf9, 6, true),
+            (0xcf9, 2, false),
+            (0x64, 0xfe, true),
+            (0x64, 0xd1, false),
+            (0x92, 1, true),
+            (0x92, 2, false),
+        ] {
+            let (machine, ports) = (Ports::default(), RootPorts::new(POWER));
+            ports.write(&machine, port, Width::Byte, value, NOW);
+            assert_eq!(ports.wanted_end(), resets.then_some(MachineEnd::Reset), "{value:#x} at {port:#x}");
+            assert_eq!(machine.byte(port).is_some(), !resets);
+            ports.end_machine(&machine);
+            assert_eq!(machine.byte(port).map(u64::from), Some(value));
         }
     }
 

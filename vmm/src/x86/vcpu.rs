@@ -603,7 +603,7 @@ impl<B: Board> MmioBus for Memory<'_, B> {
 
 /// The low 32 bits.
 #[expect(clippy::cast_possible_truncation, reason = "the low half is what is asked for")]
-pub(super) const fn low(value: u64) -> u32 {
+pub(crate) const fn low(value: u64) -> u32 {
     value as u32
 }
 

@@ -4,6 +4,7 @@ use super::Terminal;
 use crate::cli::ConsoleArgs;
 use crate::client::{Client, Connector, Stream, lost};
 use crate::exit::{Error, Exit};
+use bulkhead_abi::message::CellSummary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use std::io::{self, Read, Write};
@@ -26,27 +27,12 @@ pub(super) fn console<C: Connector>(
     out: &mut Terminal<impl Write>,
 ) -> Result<(), Error> {
     let cell = client.find(&args.cell)?;
-    let port = cell.console_port.ok_or_else(|| {
-        let why = format!("cell '{}' has no console: its file says console.serial = false", args.cell);
-        Error::new(Exit::Conflict, why)
-    })?;
-    let (stream, first) = client.attach(port, true)?;
-    let typed = out.input.try_clone().map_err(|e| Error::new(Exit::Other, format!("standard input: {e}")))?;
-    let terminal = if isatty(&typed) { Some(RawTerminal::enter(typed.as_fd())?) } else { None };
-    let mut session = Session {
-        stream,
-        typed: Some(&typed),
-        is_terminal: terminal.is_some(),
-        pending: Vec::new(),
+    let ends = Ends {
         until: args.until.as_ref().map(|text| Matcher::new(text.as_bytes())),
         deadline: args.timeout.map(|timeout| Instant::now() + timeout),
-        ends_with_input: args.until.is_none() && args.timeout.is_none(),
+        with_input: args.until.is_none() && args.timeout.is_none(),
     };
-    if terminal.is_some() {
-        eprint!("(console of '{}'; Ctrl-] leaves)\r\n", args.cell);
-    }
-    let end = session.run(&first, &mut |data| out.raw(data))?;
-    drop(terminal);
+    let end = attach(&cell, ends, client, out)?;
     match (&args.until, end) {
         (None, _) | (Some(_), End::Found | End::Left) => Ok(()),
         (Some(text), End::TimedOut) => {
@@ -59,9 +45,54 @@ pub(super) fn console<C: Connector>(
     }
 }
 
+/// Attaches standard input and output to a cell's console until the cell is off or Ctrl-].
+pub(super) fn follow<C: Connector>(
+    cell: &CellSummary,
+    client: &mut Client<C>,
+    out: &mut Terminal<impl Write>,
+) -> Result<End, Error> {
+    attach(cell, Ends { until: None, deadline: None, with_input: false }, client, out)
+}
+
+/// What ends a session besides the cell's end and Ctrl-].
+struct Ends {
+    until: Option<Matcher>,
+    deadline: Option<Instant>,
+    /// The end of input that is no terminal, and silence.
+    with_input: bool,
+}
+
+fn attach<C: Connector>(
+    cell: &CellSummary,
+    ends: Ends,
+    client: &mut Client<C>,
+    out: &mut Terminal<impl Write>,
+) -> Result<End, Error> {
+    let port = cell.console_port.ok_or_else(|| {
+        let why = format!("cell '{}' has no console: its file says console.serial = false", cell.name);
+        Error::new(Exit::Conflict, why)
+    })?;
+    let (stream, first) = client.attach(port, true)?;
+    let typed = out.input.try_clone().map_err(|e| Error::new(Exit::Other, format!("standard input: {e}")))?;
+    let terminal = if isatty(&typed) { Some(RawTerminal::enter(typed.as_fd())?) } else { None };
+    let mut session = Session {
+        stream,
+        typed: Some(&typed),
+        is_terminal: terminal.is_some(),
+        pending: Vec::new(),
+        until: ends.until,
+        deadline: ends.deadline,
+        ends_with_input: ends.with_input,
+    };
+    if terminal.is_some() {
+        eprint!("(console of '{}'; Ctrl-] leaves)\r\n", cell.name);
+    }
+    session.run(&first, &mut |data| out.raw(data))
+}
+
 /// Why a session ended.
 #[derive(Debug, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     /// The text was shown.
     Found,
     /// Ctrl-], or the input ended and the console is silent.

@@ -3,19 +3,14 @@
 use crate::client::{Client, Connector};
 use crate::cpus::Hotplug;
 use crate::exit::Error;
-use bulkhead_abi::message::{Body, CellState, CpuUse};
+use bulkhead_abi::message::{Body, CellSummary, CpuUse};
 
 /// Destroys a cell and brings those of its CPUs online that are the root cell's then.
 pub(super) fn destroy<C: Connector>(
-    name: &str,
-    force: bool,
+    cell: &CellSummary,
     client: &mut Client<C>,
     hotplug: &Hotplug,
 ) -> Result<(), Error> {
-    let cell = client.find(name)?;
-    if force && cell.state == CellState::RUNNING {
-        client.order(Body::Stop { cell: cell.cell })?;
-    }
     client.order(Body::Destroy { cell: cell.cell })?;
     let node = client.node()?;
     let back = node.cpus.iter().filter(|cpu| cpu.state == CpuUse::ROOT && cell.cpus.contains(&cpu.cpu));

@@ -5,10 +5,12 @@ use crate::cell_file::tests::kernel;
 use crate::cpus::tests::{fake_cpus, offline};
 use crate::exit::Exit;
 use crate::fake_node::{CPUS, FakeNode, TOKEN};
-use bulkhead_abi::message::LoadKind;
+use bulkhead_abi::message::{CellState, LoadKind};
 use bulkhead_vmm::hal::CellId;
+use bulkhead_vmm::manage::platform::Ending;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 use tempfile::TempDir;
 
 struct Bench {
@@ -47,11 +49,30 @@ impl Bench {
     }
 
     fn run_until(&self, command: Command, json: bool, interrupt: &Interrupt) -> Result<String, Error> {
+        self.carry_out(command, json, interrupt).map(|(_, text)| text)
+    }
+
+    /// The exit code and what was printed.
+    fn carry_out(&self, command: Command, json: bool, interrupt: &Interrupt) -> Result<(u8, String), Error> {
         let mut client = Client::open(self.node.clone(), TOKEN)?;
         let input = fs::File::open("/dev/null").unwrap();
         let mut out = Terminal { json, input, to: Vec::new() };
-        carry_out(command, &mut client, &Hotplug::at(&self.cpus), interrupt, &mut out)?;
-        Ok(String::from_utf8(out.to).unwrap())
+        let code = carry_out(command, &mut client, &Hotplug::at(&self.cpus), interrupt, &mut out)?;
+        Ok((code, String::from_utf8(out.to).unwrap()))
+    }
+
+    fn code(&self, command: Command) -> Result<u8, Error> {
+        self.carry_out(command, false, &Interrupt::never()).map(|(code, _)| code)
+    }
+
+    /// Has the cell with this number end as soon as it runs.
+    fn end_soon(&self, cell: u32, ending: Ending) -> std::thread::JoinHandle<()> {
+        let node = self.node.clone();
+        std::thread::spawn(move || {
+            let mut client = Client::open(node.clone(), TOKEN).unwrap();
+            while !client.list().unwrap().iter().any(|c| c.cell == cell && c.state == CellState::RUNNING) {}
+            node.platform(|platform| platform.end_cell(CellId(cell), ending));
+        })
     }
 
     fn json(&self, command: Command) -> Value {
@@ -95,16 +116,11 @@ fn a_cell_is_made_run_and_destroyed() {
     assert_eq!(bench.json(Command::List)[0]["state"], "ready");
     bench.run(Command::Start { cell: web() }, false).unwrap();
     bench.fails(Command::Start { cell: web() }, Exit::Conflict, &["'web' is running", "ready"]);
-    bench.fails(
-        Command::Destroy { cell: web(), force: false },
-        Exit::Conflict,
-        &["'web' is running", "stop it first"],
-    );
     let shown = bench.json(Command::Show { cell: web() });
     assert_eq!(shown["vcpus"][1]["exits"]["hlt"]["count"], 5);
-    bench.run(Command::Stop { cell: web() }, false).unwrap();
+    bench.run(Command::Stop { cell: web(), timeout: Duration::ZERO, force: true }, false).unwrap();
     assert!(bench.run(Command::Show { cell: web() }, false).unwrap().contains("by request"));
-    bench.run(Command::Destroy { cell: web(), force: false }, false).unwrap();
+    bench.run(Command::Destroy { cell: web() }, false).unwrap();
     assert_eq!(bench.offline(), [0; 0]);
     let mut after = bench.node();
     assert_eq!(after["generation"], 2);
@@ -113,15 +129,99 @@ fn a_cell_is_made_run_and_destroyed() {
 }
 
 #[test]
-fn destroy_by_force_stops_first_and_leaves_other_cells_alone() {
+fn destroy_turns_off_first_and_leaves_other_cells_alone() {
     let bench = Bench::new();
     for (name, cpus) in [("web", "[3]"), ("db", "[1]")] {
         bench.run(Command::Create { file: bench.file(name, cpus, "8M") }, false).unwrap();
     }
     bench.run(Command::Start { cell: web() }, false).unwrap();
-    bench.run(Command::Destroy { cell: web(), force: true }, false).unwrap();
+    bench.run(Command::Destroy { cell: web() }, false).unwrap();
     assert_eq!(bench.offline(), [1]);
     bench.fails(Command::Start { cell: web() }, Exit::NotFound, &["'web'", "db"]);
+}
+
+#[test]
+fn a_cell_is_paused_resumed_and_waited_for() {
+    let bench = Bench::new();
+    let file = bench.file("web", "[3]", "8M");
+    bench.run(Command::Create { file }, false).unwrap();
+    bench.run(Command::Start { cell: web() }, false).unwrap();
+    bench.run(Command::Pause { cell: web() }, false).unwrap();
+    let wait = |state, ms| Command::Wait { cell: web(), state, timeout: Some(Duration::from_millis(ms)) };
+    assert_eq!(bench.code(wait(Some(CellState::PAUSED), 10_000)).unwrap(), 0);
+    bench.fails(wait(None, 20), Exit::Timeout, &["'web' is not off in time"]);
+    bench.run(Command::Resume { cell: web() }, false).unwrap();
+    bench.node.platform(|platform| platform.end_cell(CellId(1), Ending::Exit(0x1_0203)));
+    assert_eq!(bench.code(wait(None, 10_000)).unwrap(), 3);
+    assert_eq!(bench.json(Command::Show { cell: web() })["exit_code"], 0x1_0203);
+}
+
+#[test]
+fn stop_presses_the_button_and_says_when_nobody_heeds_it() {
+    let bench = Bench::new();
+    let file = bench.file("web", "[3]", "8M");
+    bench.run(Command::Create { file }, false).unwrap();
+    bench.run(Command::Start { cell: web() }, false).unwrap();
+    let stop = |ms, force| Command::Stop { cell: web(), timeout: Duration::from_millis(ms), force };
+    bench.fails(stop(20, false), Exit::Timeout, &["within 20ms", "stop --force"]);
+    assert_eq!(bench.node.platform(|platform| platform.presses(CellId(1))), 1);
+    bench.node.platform(|platform| platform.heed_button(CellId(1)));
+    bench.run(stop(10_000, false), false).unwrap();
+    assert_eq!(bench.json(Command::Show { cell: web() })["stopped"], "the guest turned itself off");
+    bench.run(Command::Start { cell: web() }, false).unwrap();
+    bench.run(stop(0, true), false).unwrap();
+    bench.fails(stop(0, true), Exit::Conflict, &["'web' is stopped; stop --force needs: running"]);
+}
+
+#[test]
+fn run_ends_as_its_guest_does_and_leaves_only_what_has_failed() {
+    let bench = Bench::new();
+    let before = bench.node();
+    let run = |keep| Command::Run { file: bench.file("web", "[3]", "8M"), keep };
+    let ender = bench.end_soon(1, Ending::Exit(0x2a));
+    let (code, shown) = bench.carry_out(run(false), false, &Interrupt::never()).unwrap();
+    ender.join().unwrap();
+    assert_eq!((code, shown.as_str()), (0x2a, "hello from the cell\n"));
+    let mut after = bench.node();
+    after["generation"] = before["generation"].clone();
+    assert_eq!(after, before);
+
+    let ender = bench.end_soon(2, Ending::PowerOff);
+    assert_eq!(bench.code(run(true)).unwrap(), 0);
+    ender.join().unwrap();
+    assert_eq!(bench.json(Command::List)[0]["state"], "stopped");
+    bench.run(Command::Destroy { cell: web() }, false).unwrap();
+
+    let ender = bench.end_soon(3, Ending::Failed);
+    bench.fails(run(false), Exit::Failed, &["'web' has failed: triple fault"]);
+    ender.join().unwrap();
+    assert_eq!(bench.json(Command::List)[0]["state"], "failed");
+}
+
+#[test]
+fn reload_takes_the_files_again_or_others() {
+    let bench = Bench::new();
+    let file = bench.file("web", "1", "8M");
+    bench.run(Command::Create { file: file.clone() }, false).unwrap();
+    bench.run(Command::Start { cell: web() }, false).unwrap();
+    let reload = |file: Option<&PathBuf>| Command::Reload { cell: web(), file: file.cloned() };
+    bench.fails(reload(None), Exit::Conflict, &["'web' is running; reload needs: stopped, failed"]);
+    bench.node.platform(|platform| platform.end_cell(CellId(1), Ending::Failed));
+    fs::write(bench.dir.path().join("initrd"), [2; 300]).unwrap();
+    bench.run(reload(None), false).unwrap();
+    bench.node.platform(|p| assert_eq!(p.file(CellId(1), LoadKind::INITRD), Some(&[2; 300][..])));
+    assert_eq!(bench.json(Command::List)[0]["state"], "ready");
+
+    bench.run(Command::Start { cell: web() }, false).unwrap();
+    bench.node.platform(|platform| platform.end_cell(CellId(1), Ending::PowerOff));
+    let other = bench.dir.path().join("other.cell.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&other, text.replace("initrd = \"initrd\"", "cmdline = \"other\"")).unwrap();
+    bench.run(reload(Some(&other)), false).unwrap();
+    bench.node.platform(|p| assert_eq!(p.file(CellId(1), LoadKind::INITRD), None));
+    assert_eq!(bench.json(Command::Show { cell: web() })["cmdline"], "other");
+    fs::write(&other, text.replace("8M", "16M")).unwrap();
+    bench.fails(reload(Some(&other)), Exit::BadFile, &["must be those of cell 'web' (3, 8 MiB)"]);
 }
 
 #[test]
@@ -136,7 +236,8 @@ fn what_cannot_be_created_changes_nothing() {
     bench.fails(create("web", "[2, 3]", "8M"), Exit::Conflict, &["has 3", "cell 'db'"]);
     bench.fails(create("web", "[2, 9]", "8M"), Exit::Conflict, &["has 9", "1 to 3"]);
     bench.fails(create("web", "3", "8M"), Exit::Conflict, &["cpus is 3", "up to 2"]);
-    bench.fails(create("web", "1", "64M"), Exit::Conflict, &["memory is 64 MiB", "56 MiB that are free"]);
+    bench.fails(create("web", "1", "64M"), Exit::Conflict, &["memory is 64 MiB", "52 MiB that are free"]);
+    bench.fails(create("web", "1", "52M"), Exit::Conflict, &["files take 4 MiB", "up to 48 MiB"]);
     bench.fails(create("db", "1", "8M"), Exit::Conflict, &["name 'db'"]);
     bench.fails(create("web", "0", "8M"), Exit::BadFile, &["web.cell.toml:2: cpus is 0"]);
     bench.node.platform(|platform| platform.heap.used = platform.heap.total - (1 << 20));
@@ -165,8 +266,8 @@ fn a_failure_at_any_call_is_put_back() {
         assert_eq!(bench.node(), before, "after {calls} calls");
         calls += 1;
     }
-    // Claims of two CPUs, the building, two files and their end at the least.
-    assert!(calls >= 8, "{calls}");
+    // Claims of two CPUs, the making, the plan and two slices of filling.
+    assert!(calls >= 6, "{calls}");
 }
 
 #[test]
@@ -187,7 +288,7 @@ fn a_signal_at_any_time_is_put_back_or_comes_too_late() {
     assert!(looks >= 7, "{looks}");
     assert_eq!(bench.json(Command::List)[0]["state"], "ready");
     // Destruction is not put back, but done.
-    let destroy = Command::Destroy { cell: web(), force: false };
+    let destroy = Command::Destroy { cell: web() };
     bench.run_until(destroy, false, &Interrupt::after(1)).unwrap();
     assert_eq!(bench.offline(), [0; 0]);
 }

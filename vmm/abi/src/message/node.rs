@@ -47,6 +47,22 @@ open_enum!(
         FAILED = 6 "failed",
         /// Memory and CPUs are being given back.
         DESTROYING = 7 "destroying",
+        /// Its vCPUs are being held.
+        PAUSING = 8 "pausing",
+        /// Its vCPUs stand still; they can go on.
+        PAUSED = 9 "paused",
+        /// Is off for the moment that its memory takes to be filled from its files again.
+        RESTARTING = 10 "restarting",
+    }
+);
+
+open_enum!(
+    /// What happens to a cell at an event. An open enum.
+    Action {
+        /// It stays off: *stopped*, or *failed*.
+        STOP = 0 "stop",
+        /// It begins anew.
+        RESTART = 1 "restart",
     }
 );
 
@@ -187,6 +203,24 @@ pub struct CellDetails {
     /// Its vCPUs, in the order of their numbers.
     #[n(5)]
     pub vcpus: Vec<VcpuDetails>,
+    /// What it wrote to its exit port, if that is how it ended.
+    #[n(6)]
+    pub exit_code: Option<u32>,
+    /// How many times it has begun anew since it was created.
+    #[n(7)]
+    pub restarts: Option<u32>,
+    /// What happens when its guest asks for a reset.
+    #[n(8)]
+    pub on_reboot: Option<Action>,
+    /// What happens when it fails.
+    #[n(9)]
+    pub on_crash: Option<Action>,
+    /// [`CellSpec::origin`](super::CellSpec::origin).
+    #[n(10)]
+    pub origin: Option<String>,
+    /// Bytes of the pool that hold its files.
+    #[n(11)]
+    pub files_memory: Option<u64>,
 }
 
 /// Why a cell failed, and what it was doing.

@@ -1,6 +1,6 @@
 //! What a cell is to be made of, and the limits of it.
 
-use super::{ErrorCode, Failure};
+use super::{Action, ErrorCode, Failure};
 use crate::config;
 use alloc::format;
 use alloc::string::String;
@@ -14,6 +14,13 @@ pub const MAX_CPUS: usize = 64;
 pub const MAX_CMDLINE: usize = 2047;
 /// A cell's memory is a multiple of this: 2 MiB, the size of a large page.
 pub const MEMORY_UNIT: u64 = 2 << 20;
+
+/// The most bytes of a specification's origin: the longest path in Linux.
+pub const MAX_ORIGIN: usize = 4096;
+/// The most failures within [`CRASH_WINDOW_NS`] after which a cell begins anew.
+pub const MAX_CRASHES: usize = 5;
+/// See [`MAX_CRASHES`]: a minute.
+pub const CRASH_WINDOW_NS: u64 = 60_000_000_000;
 
 /// What a cell is to be made of.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
@@ -37,9 +44,30 @@ pub struct CellSpec {
     /// The time of day when the request was sent, in nanoseconds since 1970-01-01T00:00Z.
     #[n(5)]
     pub wall_clock_ns: u64,
+    /// What happens when its guest asks for a reset; it begins anew if this is not said.
+    #[n(6)]
+    pub on_reboot: Option<Action>,
+    /// What happens when it fails; it stays *failed* if this is not said. A cell that fails more
+    /// than [`MAX_CRASHES`] times a minute stays *failed* in any case.
+    #[n(7)]
+    pub on_crash: Option<Action>,
+    /// Where its specification comes from, up to [`MAX_ORIGIN`] bytes: not looked at, only told.
+    #[n(8)]
+    pub origin: Option<String>,
+    /// Bytes of each of its files, which are kept in the pool beside its memory: that there is
+    /// room for them is looked at, but nothing is taken before they come.
+    #[n(9)]
+    pub files: Option<Vec<u64>>,
 }
 
 impl CellSpec {
+    /// Bytes of the pool that its files take: whole units of [`MEMORY_UNIT`] each.
+    pub fn files_memory(&self) -> u64 {
+        let sizes = self.files.iter().flatten();
+        let units = sizes.map(|size| size.checked_next_multiple_of(MEMORY_UNIT).unwrap_or(u64::MAX));
+        units.fold(0, u64::saturating_add)
+    }
+
     /// Checks all that can be checked without knowing the node.
     ///
     /// # Errors
@@ -56,7 +84,18 @@ impl CellSpec {
             }
         }
         check_memory(self.memory)?;
-        check_cmdline(&self.cmdline)
+        check_cmdline(&self.cmdline)?;
+        for (field, action) in [("on_reboot", self.on_reboot), ("on_crash", self.on_crash)] {
+            if let Some(action) = action.filter(|action| ![Action::STOP, Action::RESTART].contains(action)) {
+                return Err(invalid(field, action, "stop, restart"));
+            }
+        }
+        match self.origin.as_ref().map(String::len) {
+            Some(len) if len > MAX_ORIGIN => {
+                Err(invalid("origin", format!("{len} bytes long"), "up to 4096 bytes"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -13,6 +13,10 @@ fn spec() -> CellSpec {
         cmdline: "console=ttyS0".into(),
         console: true,
         wall_clock_ns: 1,
+        on_reboot: None,
+        on_crash: None,
+        origin: None,
+        files: None,
     }
 }
 

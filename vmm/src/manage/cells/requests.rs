@@ -1,6 +1,6 @@
 //! The handlers of requests, one each. Who may ask was decided before.
 
-use super::{Cell, Cells, File, Task, incomplete};
+use super::{Cell, Cells, Store, Task, Waiter, incomplete};
 use crate::cell::config::CellResources;
 use crate::cell::lifecycle::{State, Step};
 use crate::cell::ownership::{CpuOwner, OwnershipError};
@@ -13,12 +13,15 @@ use alloc::format;
 use alloc::string::{String, ToString as _};
 use alloc::vec::Vec;
 use bulkhead_abi::message::{
-    BULK_PORTS, Body, CellDetails, CellSpec, CellState, CellSummary, CpuInfo, CpuUse, ErrorCode, Failure,
-    LoadKind, MemoryRange, NodeInfo, ROOT_NAME, Reply, console_port,
+    Action, BULK_PORTS, Body, CellDetails, CellSpec, CellState, CellSummary, CpuInfo, CpuUse, ErrorCode,
+    Failure, LoadKind, MemoryRange, NodeInfo, ROOT_NAME, Reply, check_cmdline, console_port,
 };
 
 /// How long the root cell may take to park a CPU that it has turned off.
 const CLAIM_TIMEOUT_NS: u64 = 1_000_000_000;
+
+/// The most states that one request waits for.
+const MAX_WAIT_STATES: usize = 16;
 
 /// Requests that need heap are refused when less than this would be left of it: what all
 /// connections together can come to hold, and some for the hypervisor itself.
@@ -62,30 +65,99 @@ impl Cells {
             }
             Body::LoadFinish { cell } => {
                 self.load_finish(cell, platform)?;
-                Reply::Done
+                self.ask(cell, (stream, id), "another load");
+                return Ok(None);
             }
-            Body::Start { cell } => {
-                let cell = self.cell_for(cell, Step::Start)?;
+            Body::Start { cell: number } => {
+                let cell = self.cell_for(number, Step::Start)?;
+                if cell.state == State::Stopped {
+                    if !cell.store.is_complete() {
+                        let why =
+                            format!("cell '{}' has not all of its files; reload it", cell.resources.name);
+                        return Err(Failure::new(ErrorCode::BAD_FILE, why));
+                    }
+                    cell.begin_anew(Step::Start, platform)?;
+                    self.ask(number, (stream, id), "another start");
+                    return Ok(None);
+                }
                 platform.start_cell(cell.id).map_err(|e| failed(cell, &e))?;
                 cell.step(Step::Start);
                 Reply::Done
             }
-            Body::Stop { cell } => {
-                let cell = self.cell_for(cell, Step::Stop)?;
-                platform.stop_cell(cell.id);
-                cell.step(Step::Stop);
-                cell.task = Some(Task::Stop);
-                cell.asker = Some((stream, id));
+            Body::Stop { cell: number } => {
+                let cell = self.cell_for(number, Step::Stop)?;
+                cell.halt(platform);
+                if cell.state != State::Stopped {
+                    self.ask(number, (stream, id), "a stop");
+                    return Ok(None);
+                }
+                let failure = cell.came_between("a stop");
+                let asker = cell.asker.take();
+                self.answers.extend(asker.map(|(stream, id)| (stream, id, Err(failure))));
+                Reply::Done
+            }
+            Body::Destroy { cell: number } => {
+                let cell = self.cell_for(number, Step::Destroy)?;
+                if cell.state.is_on() {
+                    if cell.state != State::Stopping {
+                        cell.halt(platform);
+                    }
+                    cell.doomed = true;
+                } else {
+                    cell.release(Step::Destroy, None, platform);
+                }
+                self.ask(number, (stream, id), "its destruction");
                 return Ok(None);
             }
-            Body::Destroy { cell } => {
-                let cell = self.cell_for(cell, Step::Destroy)?;
-                cell.asker = Some((stream, id));
-                cell.release(Step::Destroy, None, platform);
+            Body::Pause { cell: number } => {
+                let cell = self.cell_for(number, Step::Pause)?;
+                platform.pause_cell(cell.id);
+                cell.step(Step::Pause);
+                cell.task = Some(Task::Halt);
+                self.ask(number, (stream, id), "a pause");
+                return Ok(None);
+            }
+            Body::Resume { cell } => {
+                let cell = self.cell_for(cell, Step::Resume)?;
+                platform.resume_cell(cell.id);
+                cell.step(Step::Resume);
+                Reply::Done
+            }
+            Body::PressPower { cell } => {
+                let cell = self.cell_for(cell, Step::PressPower)?;
+                platform.press_power_button(cell.id);
+                Reply::Done
+            }
+            Body::Reload { cell, cmdline } => {
+                check_cmdline(&cmdline)?;
+                let cell = self.cell_for(cell, Step::Reload)?;
+                cell.step(Step::Reload);
+                cell.store.clear();
+                cell.resources.cmdline = cmdline;
+                cell.creator = Some(stream);
+                Reply::Done
+            }
+            Body::Wait { cell, states } => {
+                if states.is_empty() || states.len() > MAX_WAIT_STATES {
+                    let given = format!("{} states", states.len());
+                    return Err(Failure::field(ErrorCode::INVALID, "states", given, "1 to 16 states"));
+                }
+                self.cells.iter().find(|c| c.id.0 == cell).ok_or_else(|| no_cell(cell))?;
+                // The next work looks at once.
+                self.waiters.push(Waiter { stream, id, cell: CellId(cell), states });
                 return Ok(None);
             }
         };
         Ok(Some(reply))
+    }
+
+    /// `asker` waits for what was begun with a cell; who waited before, and for what `between` has
+    /// made impossible, is told so.
+    fn ask(&mut self, number: u32, asker: (StreamId, u32), between: &str) {
+        let Some(cell) = self.cells.iter_mut().find(|cell| cell.id.0 == number) else { return };
+        let failure = cell.came_between(between);
+        let before = cell.asker.replace(asker);
+        self.answers.extend(before.map(|(stream, id)| (stream, id, Err(failure))));
     }
 
     /// The cell with this number, for which `step` is allowed.
@@ -104,7 +176,19 @@ impl Cells {
             return Err(failure.saying(why));
         }
         self.check_heap(cell_heap(spec.cpus.len()), platform)?;
-        self.ownership.check(&spec.cpus, spec.memory).map_err(|error| self.cannot_have(&error))
+        self.ownership.check(&spec.cpus, spec.memory).map_err(|error| self.cannot_have(&error))?;
+        let (files, free) = (spec.files_memory(), self.ownership.free_bytes());
+        if spec.memory.saturating_add(files) <= free {
+            return Ok(());
+        }
+        let allowed = format!("up to {} MiB", free.saturating_sub(files) >> 20);
+        let why = format!(
+            "memory is {} MiB, and the pool has {} MiB free, of which the cell's files take {} MiB; allowed: {allowed}",
+            spec.memory >> 20,
+            free >> 20,
+            files >> 20
+        );
+        Err(Failure::field(ErrorCode::EXHAUSTED, "memory", spec.memory, &allowed).saying(why))
     }
 
     fn create(
@@ -129,6 +213,9 @@ impl Cells {
             cmdline: spec.cmdline,
             console: spec.console,
             boot_wall_clock_ns: spec.wall_clock_ns.saturating_sub(platform.now_ns()),
+            on_reboot: spec.on_reboot.unwrap_or(Action::RESTART),
+            on_crash: spec.on_crash.unwrap_or(Action::STOP),
+            origin: spec.origin,
         };
         let deadline_ns = platform.now_ns().saturating_add(CLAIM_TIMEOUT_NS);
         // No more than it takes, so that the heap's use tells what there is.
@@ -142,9 +229,13 @@ impl Cells {
             task: Some(Task::Claim { deadline_ns }),
             prepared: false,
             touched: false,
-            files: Vec::new(),
+            store: Store::default(),
             settled: false,
+            doomed: false,
             stopped: None,
+            exit_code: None,
+            restarts: 0,
+            crashes: heapless::Vec::new(),
         });
         self.last_cell = id.0;
         Ok(())
@@ -204,7 +295,9 @@ impl Cells {
     ) -> Result<u32, Failure> {
         let port = self.next_load();
         self.check_heap(0, platform)?;
-        let cell = self.cell_for(number, Step::LoadBegin)?;
+        let Self { cells, ownership, .. } = self;
+        let cell = cells.iter_mut().find(|cell| cell.id.0 == number).ok_or_else(|| no_cell(number))?;
+        cell.may(Step::LoadBegin)?;
         if what != LoadKind::KERNEL && what != LoadKind::INITRD {
             return Err(Failure::field(ErrorCode::INVALID, "what", what.0, "0 (kernel), 1 (initrd)"));
         }
@@ -214,10 +307,16 @@ impl Cells {
             let why = format!("{what}: size is {size} bytes; allowed: {allowed}");
             return Err(Failure::field(ErrorCode::INVALID, "size", size, &allowed).saying(why));
         }
-        // One of this kind that was begun earlier is void, even if this one cannot be begun.
-        cell.files.retain(|file| file.what != what);
-        platform.load_begin(cell.id, what, size).map_err(|e| failed(cell, &e))?;
-        cell.files.push(File { what, port, size, arrived: 0 });
+        let id = cell.id;
+        let take = |bytes| ownership.take(id, &[], bytes).map(|(_, memory)| memory);
+        cell.store.begin(what, size, port, take).map_err(|_| {
+            let allowed = format!("what fits into the {} MiB of the pool that are free", ownership.free_bytes() >> 20);
+            let why = format!(
+                "cell '{}', {what}: its {size} bytes are kept in the pool beside the cell's memory; allowed: {allowed}",
+                cell.resources.name
+            );
+            Failure::field(ErrorCode::EXHAUSTED, "size", size, &allowed).saying(why)
+        })?;
         self.last_load = port - BULK_PORTS;
         Ok(port)
     }
@@ -228,7 +327,7 @@ impl Cells {
         loop {
             next = next.wrapping_add(1) % (u32::MAX - BULK_PORTS);
             let port = BULK_PORTS + next;
-            if !self.cells.iter().flat_map(|cell| &cell.files).any(|file| file.port == port) {
+            if !self.cells.iter().flat_map(|cell| cell.store.files()).any(|file| file.port == port) {
                 return port;
             }
         }
@@ -236,23 +335,14 @@ impl Cells {
 
     fn load_finish(&mut self, number: u32, platform: &mut dyn Platform) -> Result<(), Failure> {
         let cell = self.cell_for(number, Step::LoadFinish)?;
-        if let Some(file) = cell.files.iter().find(|file| file.arrived < file.size) {
+        if let Some(file) = cell.store.files().iter().find(|file| !file.is_complete()) {
             return Err(incomplete(cell, file));
         }
-        if !cell.files.iter().any(|file| file.what == LoadKind::KERNEL) {
+        if !cell.store.is_complete() {
             let why = format!("cell '{}' has no kernel; load one first", cell.resources.name);
             return Err(Failure::new(ErrorCode::BAD_FILE, why));
         }
-        platform.load_finish(cell.id).map_err(|error| {
-            let why = format!("cell '{}': {error}", cell.resources.name);
-            Failure::new(ErrorCode::BAD_FILE, why)
-        })?;
-        cell.files = Vec::new();
-        cell.creator = None;
-        cell.settled = true;
-        cell.step(Step::LoadFinish);
-        self.ownership.note_change();
-        Ok(())
+        cell.build(Step::LoadFinish, platform)
     }
 
     /// Whether the heap has `needed` bytes more than what is promised already: to cells that
@@ -272,7 +362,7 @@ impl Cells {
         Err(Failure::new(ErrorCode::EXHAUSTED, why))
     }
 
-    fn show(&self, number: u32, platform: &mut dyn Platform) -> Result<CellDetails, Failure> {
+    pub(super) fn show(&self, number: u32, platform: &mut dyn Platform) -> Result<CellDetails, Failure> {
         if number == CellId::ROOT.0 {
             return Ok(self.show_root(platform));
         }
@@ -285,6 +375,12 @@ impl Cells {
             stopped: cell.stopped.clone(),
             failure: (cell.state == State::Failed).then(|| platform.failure_report(cell.id)),
             vcpus: if cell.prepared { platform.vcpus(cell.id) } else { Vec::new() },
+            exit_code: cell.exit_code,
+            restarts: Some(cell.restarts),
+            on_reboot: Some(cell.resources.on_reboot),
+            on_crash: Some(cell.resources.on_crash),
+            origin: cell.resources.origin.clone(),
+            files_memory: Some(cell.store.memory().map(|range| range.len).sum()),
         })
     }
 
@@ -305,6 +401,12 @@ impl Cells {
             stopped: None,
             failure: None,
             vcpus: platform.vcpus(CellId::ROOT),
+            exit_code: None,
+            restarts: None,
+            on_reboot: None,
+            on_crash: None,
+            origin: None,
+            files_memory: None,
         }
     }
 

@@ -114,11 +114,15 @@ impl FreeSpace {
             .collect();
     }
 
+    /// Where the free memory ends that has all of `size` bytes at `base`.
+    pub(crate) fn end_of_free(&self, base: u64, size: u64) -> Option<u64> {
+        let end = base.checked_add(size)?;
+        self.free.iter().find(|range| range.start <= base && end <= range.end).map(|range| range.end)
+    }
+
     /// Takes `size` bytes at `base`, if they are all free.
     pub(crate) fn take_at(&mut self, base: u64, size: u64) -> Option<Gpa> {
-        let end = base.checked_add(size)?;
-        let free = self.free.iter().any(|range| range.start <= base && end <= range.end);
-        free.then(|| self.taken(base, size))
+        self.end_of_free(base, size).map(|_| self.taken(base, size))
     }
 
     /// Takes `size` bytes at the lowest free multiple of `align` (a power of two) within

@@ -1,88 +1,73 @@
 //! Linux bzImage by the 64-bit boot protocol (Linux, Documentation/arch/x86/boot.rst).
 //!
-//! A kernel's file comes in pieces, from the root cell over a stream or from memory in
-//! one: [`KernelLoader`] reads its [`Header`], chooses where the kernel goes, and writes
-//! its protected-mode part straight there. [`LoadedKernel`] then finds room for an
-//! initrd, and writes what the kernel is handed: boot parameters, command line, page
-//! tables and a GDT. [`LinuxEntry`] has the registers of its first instruction.
-//!
-//! Everything is placed below 4 GiB, and a file is never trusted: whatever is wrong with
-//! it is a [`LinuxError`] and at worst has filled memory of its own cell.
+//! Everything is placed below 4 GiB.
 
-mod entry;
+mod handover;
 mod header;
-mod loader;
 
-pub use entry::{Handover, LinuxEntry};
-pub use header::Header;
-pub use loader::{KernelLoader, LoadedKernel};
+use super::e820::{FOUR_GIB, FreeSpace};
+use super::image::array;
+use super::{BootError, Entry, Handover, Image, Piece, Plan, take_block, take_initrd};
+use crate::memory::address::Gpa;
+use bulkhead_abi::message::LoadKind;
+use header::{HEADER_END, Header};
 
-use crate::memory::guest::GuestMemoryError;
-use thiserror::Error;
+/// Below this the BIOS' own memory and holes are; kernels go above.
+const ONE_MIB: u64 = 1 << 20;
 
-/// Why a kernel cannot be loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum LinuxError {
-    /// A field of the setup header has a value that cannot be used.
-    #[error("kernel: field {field} of the setup header is {value:#x}; allowed: {allowed}")]
-    Field {
-        /// The field's name in the boot protocol.
-        field: &'static str,
-        /// What the file has there.
-        value: u64,
-        /// What could be used.
-        allowed: &'static str,
-    },
-    /// The file ends too early.
-    #[error("kernel: the file has {have} bytes, but {need} are needed")]
-    Truncated {
-        /// How many bytes there are.
-        have: u64,
-        /// How many there should be at least.
-        need: u64,
-    },
-    /// More bytes came than were announced.
-    #[error("kernel: {have} bytes came, but only {announced} were announced")]
-    Excess {
-        /// How many bytes came.
-        have: u64,
-        /// How many were announced.
-        announced: u64,
-    },
-    /// There is no free RAM of the size and place needed.
-    #[error("{what}: no {size} bytes of free RAM {place}")]
-    NoRoom {
-        /// For what.
-        what: &'static str,
-        /// How many bytes.
-        size: u64,
-        /// Where they would have to be.
-        place: &'static str,
-    },
-    /// The command line is longer than the kernel takes.
-    #[error("command line: {length} bytes; the kernel takes 0 to {max}")]
-    CommandLine {
-        /// Its length.
-        length: u64,
-        /// The header's `cmdline_size`.
-        max: u32,
-    },
-    /// The command line has a zero byte in it, where the kernel would stop reading.
-    #[error("command line: byte {at} is zero; allowed: any other value")]
-    CommandLineZero {
-        /// The offset of the first zero byte.
-        at: usize,
-    },
-    /// The memory map does not fit the boot parameters.
-    #[error("memory map: {entries} entries; the boot protocol takes 0 to 128")]
-    MapEntries {
-        /// How many entries there are.
-        entries: usize,
-    },
-    /// A place that the memory map calls RAM is none.
-    #[error(transparent)]
-    Memory(#[from] GuestMemoryError),
+/// The first bytes of a kernel's file, if it is a bzImage.
+pub(super) fn recognise(kernel: &dyn Image) -> Result<Option<[u8; HEADER_END]>, BootError> {
+    if kernel.size() < HEADER_END as u64 {
+        return Ok(None);
+    }
+    let start = array(kernel, 0)?;
+    Ok(header::is_bzimage(&start).then_some(start))
+}
+
+/// Plans the start of a kernel whose file has `size` bytes and begins with `start`. What comes
+/// behind its protected-mode part (a signature) is not loaded.
+pub(super) fn plan(start: &[u8; HEADER_END], size: u64, handover: &Handover<'_>) -> Result<Plan, BootError> {
+    let header = Header::parse(start)?;
+    let need = header.setup_size + header.payload_size;
+    if size < need {
+        return Err(BootError::Truncated { have: size, need });
+    }
+    let mut space = FreeSpace::new(handover.map);
+    let kernel = place(&header, &mut space)?;
+    let to_load =
+        Piece { file: LoadKind::KERNEL, offset: header.setup_size, to: kernel, len: header.payload_size };
+    let initrd = take_initrd(&mut space, handover, header.initrd_limit)?;
+    let length = handover.cmdline.len() as u64;
+    if length > u64::from(header.cmdline_size) {
+        return Err(BootError::CommandLine { length, max: header.cmdline_size });
+    }
+    let block = take_block(&mut space, handover::size(handover.cmdline))?;
+    Ok(Plan {
+        protocol: "Linux 64-bit",
+        pieces: [Some(to_load), initrd].into_iter().flatten().collect(),
+        block: (block, handover::block(block, start, kernel, initrd, handover)?),
+        entry: handover::entry(block, kernel),
+    })
+}
+
+/// Finds a place for the kernel: where it likes to be, or the lowest one that will do.
+fn place(header: &Header, space: &mut FreeSpace) -> Result<Gpa, BootError> {
+    let (preferred, size) = (header.pref_address.raw(), header.init_size);
+    let fits = preferred >= ONE_MIB && preferred.checked_add(size).is_some_and(|end| end <= FOUR_GIB);
+    let kernel = fits.then(|| space.take_at(preferred, size)).flatten();
+    let elsewhere = |space: &mut FreeSpace| {
+        header.relocatable.then(|| space.take_lowest(size, header.kernel_alignment, ONE_MIB..FOUR_GIB))?
+    };
+    kernel.or_else(|| elsewhere(space)).ok_or(BootError::NoRoom {
+        what: "kernel",
+        size,
+        place: if header.relocatable {
+            "in one piece between 1 MiB and 4 GiB"
+        } else {
+            "at its pref_address, and it is not relocatable"
+        },
+    })
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

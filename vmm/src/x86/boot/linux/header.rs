@@ -1,6 +1,6 @@
 //! The setup header at the start of a bzImage.
 
-use super::LinuxError;
+use super::BootError;
 use crate::memory::address::Gpa;
 
 /// How many bytes of a file hold the setup header. It begins at 0x1f1; at 0x290 of the
@@ -19,50 +19,44 @@ const XLF_CAN_BE_LOADED_ABOVE_4G: u16 = 1 << 1;
 /// `loadflags`: the protected-mode part goes to 0x100000 or above.
 const LOADED_HIGH: u8 = 1;
 
+/// Whether a file that begins with `start` is a bzImage: it has a `boot_flag` and the magic
+/// number of `header`.
+pub(super) fn is_bzimage(start: &[u8; HEADER_END]) -> bool {
+    start[0x1fe..0x200] == [0x55, 0xaa] && start[0x202..0x206] == *b"HdrS"
+}
+
 /// What a kernel's setup header says of how to load it, checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
-    /// Boot protocol version, major in the high byte; at least 2.12.
-    pub version: u16,
+pub(super) struct Header {
     /// Size of the setup part, in bytes: where in the file the protected-mode part begins.
-    pub setup_size: u64,
+    pub(super) setup_size: u64,
     /// Size of the protected-mode part, in bytes.
-    pub payload_size: u64,
+    pub(super) payload_size: u64,
     /// Whether it runs at other places than [`pref_address`](Self::pref_address).
-    pub relocatable: bool,
+    pub(super) relocatable: bool,
     /// Alignment of its place, in bytes: a power of two, at least 4096.
-    pub kernel_alignment: u64,
+    pub(super) kernel_alignment: u64,
     /// Where it likes to be.
-    pub pref_address: Gpa,
+    pub(super) pref_address: Gpa,
     /// How much memory it needs there before it has read the memory map, in bytes; at
     /// least [`payload_size`](Self::payload_size).
-    pub init_size: u64,
+    pub(super) init_size: u64,
     /// The longest command line it takes, in bytes, without the final zero.
-    pub cmdline_size: u32,
+    pub(super) cmdline_size: u32,
     /// The first address behind where an initrd may end; at most 4 GiB.
-    pub initrd_limit: u64,
+    pub(super) initrd_limit: u64,
 }
 
 impl Header {
-    /// Reads the setup header from the first bytes of a file; 0x290 of them are enough.
+    /// Reads the setup header of a bzImage from its first bytes.
     ///
     /// # Errors
-    /// When it is no bzImage with a 64-bit entry and protocol 2.12 or later, or has a
-    /// field that no kernel can have.
-    pub fn parse(first_bytes: &[u8]) -> Result<Self, LinuxError> {
-        let Some(file) = first_bytes.first_chunk::<HEADER_END>() else {
-            return Err(LinuxError::Truncated { have: first_bytes.len() as u64, need: HEADER_END as u64 });
-        };
-        let refuse = |field, value, allowed| Err(LinuxError::Field { field, value, allowed });
+    /// When it has no 64-bit entry or a protocol before 2.12, or a field that no kernel can
+    /// have.
+    pub(super) fn parse(file: &[u8; HEADER_END]) -> Result<Self, BootError> {
+        let refuse =
+            |field, value, allowed| Err(BootError::Field { part: "setup header", field, value, allowed });
 
-        let boot_flag = u16_at::<0x1fe>(file);
-        if boot_flag != 0xaa55 {
-            return refuse("boot_flag", boot_flag.into(), "0xaa55 (is this a bzImage?)");
-        }
-        let magic = u32_at::<0x202>(file);
-        if magic.to_le_bytes() != *b"HdrS" {
-            return refuse("header", magic.into(), "0x53726448, \"HdrS\" (is this a bzImage?)");
-        }
         let version = u16_at::<0x206>(file);
         if version < 0x20c {
             return refuse("version", version.into(), "0x20c (protocol 2.12) or later");
@@ -109,7 +103,6 @@ impl Header {
             u64::from(u32_at::<0x22c>(file)) + 1
         };
         Ok(Self {
-            version,
             setup_size,
             payload_size,
             relocatable: file[0x234] != 0,
