@@ -134,8 +134,6 @@ impl Ownership {
         for range in memory {
             self.insert(*range);
         }
-        // Not one byte of the heap stays behind when a cell is gone.
-        self.free.shrink_to_fit();
     }
 
     /// What was taken is its cell's for good, or what was so has been given back.
@@ -206,7 +204,8 @@ impl Ownership {
         taken
     }
 
-    /// Adds `range` to the free memory and joins what touches.
+    /// Adds `range` to the free memory and joins what touches. The list then holds as much of
+    /// the heap as its ranges need, whatever has come and gone.
     fn insert(&mut self, range: HostRange) {
         let at = self.free.partition_point(|other| other.base < range.base);
         self.free.insert(at, range);
@@ -217,6 +216,7 @@ impl Ownership {
             }
             touches
         });
+        self.free.shrink_to_fit();
     }
 }
 
@@ -294,6 +294,8 @@ mod tests {
                 ownership.give_back(CellId(9), &memory);
             }
             prop_assert_eq!(ownership.free(), [range(0, 24 * M), range(32 * M, 10 * M)]);
+            // The heap too is as it was before there was a cell.
+            prop_assert_eq!(ownership.free.capacity(), Ownership::new(2, &[], &pool).free.capacity());
         }
     }
 }
