@@ -5,7 +5,6 @@ mod create;
 mod destroy;
 mod ending;
 
-use crate::cell_file::CellFile;
 use crate::cli::{Cli, Command};
 use crate::client::{self, Client, Connector, Vsock, unexpected};
 use crate::cpus::Hotplug;
@@ -13,6 +12,7 @@ use crate::exit::{Error, Exit};
 use crate::interrupt::Interrupt;
 use crate::render;
 use bulkhead_abi::message::{Body, LOG_PORT, ROOT_CELL, ROOT_NAME, Reply};
+use bulkhead_cell_file::CellFile;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, Read as _, Write};

@@ -1,45 +1,25 @@
-//! The root cell's CPUs, as Linux lets them be turned on and off.
+//! The root cell's CPUs: which of them a cell gets, and how Linux lets them be turned on and off.
 
 use crate::exit::{Error, Exit};
 use crate::interrupt::Interrupt;
 use bulkhead_abi::message::{CpuUse, NodeInfo};
+use bulkhead_cell_file::{CpuChoice, TooFew};
 use std::fs;
 use std::path::PathBuf;
 
-/// Which CPUs a cell wants.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum CpuChoice {
-    /// These, in this order.
-    Numbers(Vec<u32>),
-    /// So many, from the highest down.
-    Count(u32),
-}
-
-impl CpuChoice {
-    /// The numbers of the CPUs that the cell gets on this node. Whether they can be had is
-    /// for the hypervisor to say; a count is filled from those that belong to no guest cell.
-    pub(crate) fn choose(&self, node: &NodeInfo) -> Result<Vec<u32>, Error> {
-        match self {
-            Self::Numbers(numbers) => Ok(numbers.clone()),
-            Self::Count(count) => {
-                let open = |state| state == CpuUse::ROOT || state == CpuUse::FREE;
-                let mut open: Vec<u32> =
-                    node.cpus.iter().filter(|c| c.cpu != 0 && open(c.state)).map(|c| c.cpu).collect();
-                open.sort_unstable();
-                let first = usize::try_from(*count).ok().and_then(|count| open.len().checked_sub(count));
-                first.map(|first| open.split_off(first)).ok_or_else(|| {
-                    let why = format!(
-                        "cpus is {count}, but of this node's {} CPUs {} belong to no guest cell, not counting \
-                         CPU 0; allowed: up to {}",
-                        node.cpus.len(),
-                        open.len(),
-                        open.len()
-                    );
-                    Error::new(Exit::Conflict, why)
-                })
-            }
-        }
-    }
+/// The numbers of the CPUs that a cell gets on this node. Whether they can be had is for the
+/// hypervisor to say; a count is filled from those that belong to no guest cell.
+pub(crate) fn choose(choice: &CpuChoice, node: &NodeInfo) -> Result<Vec<u32>, Error> {
+    let open = |state| state == CpuUse::ROOT || state == CpuUse::FREE;
+    let open = node.cpus.iter().filter(|c| c.cpu != 0 && open(c.state)).map(|c| c.cpu);
+    choice.resolve(open).map_err(|TooFew { wanted, open }| {
+        let why = format!(
+            "cpus is {wanted}, but of this node's {} CPUs {open} belong to no guest cell, not counting \
+             CPU 0; allowed: up to {open}",
+            node.cpus.len(),
+        );
+        Error::new(Exit::Conflict, why)
+    })
 }
 
 /// CPU hotplug of the root cell's Linux.
@@ -143,9 +123,9 @@ pub(crate) mod tests {
     #[test]
     fn a_count_is_taken_from_the_highest_down_and_never_cpu_0() {
         let node = node(&[CpuUse::ROOT, CpuUse::ROOT, CpuUse::CELL, CpuUse::FREE, CpuUse::ROOT]);
-        assert_eq!(CpuChoice::Count(2).choose(&node).unwrap(), [3, 4]);
-        assert_eq!(CpuChoice::Count(3).choose(&node).unwrap(), [1, 3, 4]);
-        let error = CpuChoice::Count(4).choose(&node).unwrap_err();
+        assert_eq!(choose(&CpuChoice::Count(2), &node).unwrap(), [3, 4]);
+        assert_eq!(choose(&CpuChoice::Count(3), &node).unwrap(), [1, 3, 4]);
+        let error = choose(&CpuChoice::Count(4), &node).unwrap_err();
         assert_eq!(error.exit, Exit::Conflict);
         assert!(error.to_string().contains("up to 3"), "{error}");
     }

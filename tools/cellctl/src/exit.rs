@@ -1,6 +1,7 @@
 //! Errors and the exit codes that programs know them by.
 
 use bulkhead_abi::message::{ErrorCode, Failure};
+use bulkhead_cell_file::BadFile;
 use std::fmt;
 
 macro_rules! exits {
@@ -72,5 +73,11 @@ impl From<Failure> for Error {
             _ => Exit::Refused,
         };
         Self::new(exit, failure.message)
+    }
+}
+
+impl From<BadFile> for Error {
+    fn from(error: BadFile) -> Self {
+        Self::new(Exit::BadFile, error.to_string())
     }
 }

@@ -2,11 +2,10 @@
 //!
 //! It runs as root in the root cell's Linux and talks to the hypervisor over vsock.
 //! `cli` has the command line, `commands` one module per command, `client` the connection,
-//! `cell_file` what a cell is made of, `cpus` the root cell's CPU hotplug, `interrupt` signals,
-//! `render` output.
+//! `cpus` the root cell's CPU hotplug, `interrupt` signals, `render` output. What a cell is made of
+//! is read by `bulkhead_cell_file`.
 #![forbid(unsafe_code)]
 
-mod cell_file;
 mod cli;
 mod client;
 mod commands;

@@ -1,13 +1,13 @@
 //! `create`: a cell from its file to *ready*.
 
 use super::Terminal;
-use crate::cell_file::CellFile;
 use crate::client::{Client, Connector, unexpected};
-use crate::cpus::{CpuChoice, Hotplug};
+use crate::cpus::{Hotplug, choose};
 use crate::exit::{Error, Exit};
 use crate::interrupt::Interrupt;
 use crate::render;
 use bulkhead_abi::message::{Body, CellSpec, CellState, CellSummary, LoadKind, Reply, console_port};
+use bulkhead_cell_file::{CellFile, CpuChoice};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ pub(super) fn make<C: Connector>(
     let file = CellFile::read(path)?;
     let files = file.check_images()?;
     let node = client.node()?;
-    let cpus = file.cpus.choose(&node)?;
+    let cpus = choose(&file.cpus, &node)?;
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let spec = file.spec(cpus.clone(), u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX), files);
     client.order(Body::Check { spec: spec.clone() })?;

@@ -1,11 +1,11 @@
 //! Commands against a fake node: the hypervisor's own management, without hardware.
 
 use super::*;
-use crate::cell_file::tests::kernel;
 use crate::cpus::tests::{fake_cpus, offline};
 use crate::exit::Exit;
 use crate::fake_node::{CPUS, FakeNode, TOKEN};
 use bulkhead_abi::message::{CellState, LoadKind};
+use bulkhead_cell_file::fake::kernel;
 use bulkhead_vmm::hal::CellId;
 use bulkhead_vmm::manage::platform::Ending;
 use std::fs;
