@@ -3,11 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, anyhow};
-use bulkhead_abi::bundle::{Bundle, BundleError, CPIO_MAGIC, NewEntry, Role, write};
-use bulkhead_abi::config::check_cmdline;
+use anyhow::{Context as _, Result, anyhow, ensure};
+use bulkhead_abi::bundle::{self, Bundle, BundleError, CPIO_MAGIC, NewEntry, Role, write};
+use bulkhead_abi::config::{NodeConfig, check_cmdline};
+use bulkhead_abi::message::check_name;
+use bulkhead_cell_file::CellFile;
 
-use crate::cell_toml::{CellToml, cell_name};
+use crate::autostart;
 use crate::cli::BundleArguments;
 use crate::node_toml::NodeToml;
 use crate::toml_reader::NamedFile;
@@ -49,7 +51,7 @@ pub(crate) fn check(file: &Path) -> Result<String> {
         assemble(&node)?;
         Ok(format!("{name}: ok\n"))
     } else {
-        Entries::collect(&node)?;
+        Contents::collect(&node)?;
         Ok(format!("{name}: ok, but has no root.kernel: bundle needs --kernel\n"))
     }
 }
@@ -67,37 +69,71 @@ pub(crate) fn put(path: &Path, data: &[u8]) -> Result<()> {
 
 /// Makes the bundle of a node.
 fn assemble(node: &NodeToml) -> Result<Vec<u8>> {
-    let Entries(entries) = Entries::collect(node)?;
+    let Contents { config, entries } = Contents::collect(node)?;
     let new: Vec<_> = entries.iter().map(|(name, role, data)| NewEntry { name, role: *role, data }).collect();
-    write(&node.config, &new).map_err(|error| match (&error, &node.kernel) {
+    write(&config, &new).map_err(|error| match (&error, &node.kernel) {
         (BundleError::NotBzImage { .. }, Some(kernel)) => anyhow!("{}: {error}", kernel.named_by),
         _ => error.into(),
     })
 }
 
-/// Name, role and content of the files of a bundle.
-struct Entries(Vec<(String, Role, Vec<u8>)>);
+/// What goes into a bundle.
+struct Contents {
+    config: NodeConfig,
+    /// Name, role and content of the files.
+    entries: Vec<(String, Role, Vec<u8>)>,
+}
 
-impl Entries {
+impl Contents {
     fn collect(node: &NodeToml) -> Result<Self> {
-        let mut entries = Self(Vec::new());
-        entries.add("root/kernel".into(), Role::ROOT_KERNEL, node.kernel.as_ref())?;
-        entries.add("root/initrd".into(), Role::ROOT_INITRD, node.initrd.as_ref())?;
+        let mut contents = Self { config: node.config.clone(), entries: Vec::new() };
+        contents.add("root/kernel".into(), Role::ROOT_KERNEL, node.kernel.as_ref())?;
+        contents.add("root/initrd".into(), Role::ROOT_INITRD, node.initrd.as_ref())?;
+        let mut cells = Vec::new();
         for file in &node.cells {
             let name = cell_name(file)?;
             let text = read_text(&file.path).context(file.named_by.clone())?;
-            let CellToml { kernel, initrd } = CellToml::parse(&file.path, &text)?;
-            entries.0.push((format!("cell/{name}/file"), Role::CELL_FILE, text.into_bytes()));
-            entries.add(format!("cell/{name}/kernel"), Role::CELL_KERNEL, kernel.as_ref())?;
-            entries.add(format!("cell/{name}/initrd"), Role::CELL_INITRD, initrd.as_ref())?;
+            let cell = CellFile::parse(&file.path, &text)?;
+            ensure!(
+                cell.name == name,
+                "{}: the cell's name is {:?}, must be {name:?}",
+                file.named_by,
+                cell.name
+            );
+            contents.entries.push((bundle::cell_file(name), Role::CELL_FILE, text.into_bytes()));
+            let named = |key: &str, path: &Path| NamedFile {
+                path: path.into(),
+                named_by: format!("{}: boot.{key}", file.path.display()),
+            };
+            contents.add(
+                bundle::cell_kernel(name),
+                Role::CELL_KERNEL,
+                Some(&named("kernel", &cell.kernel)),
+            )?;
+            let initrd = cell.initrd.as_ref().map(|path| named("initrd", path));
+            contents.add(bundle::cell_initrd(name), Role::CELL_INITRD, initrd.as_ref())?;
+            cells.push(cell);
         }
-        Ok(entries)
+        contents.config.autostart = autostart::specs(node, &cells)?;
+        Ok(contents)
     }
 
     fn add(&mut self, name: String, role: Role, file: Option<&NamedFile>) -> Result<()> {
         if let Some(file) = file {
-            self.0.push((name, role, read(&file.path).context(file.named_by.clone())?));
+            self.entries.push((name, role, read(&file.path).context(file.named_by.clone())?));
         }
         Ok(())
     }
+}
+
+/// How the name of a cell file ends, behind the cell's name.
+const SUFFIX: &str = ".cell.toml";
+
+/// The cell's name, which the file's name begins with.
+fn cell_name(file: &NamedFile) -> Result<&str> {
+    let name = file.path.file_name().and_then(|name| name.to_str()?.strip_suffix(SUFFIX));
+    let named_by = &file.named_by;
+    let name = name.ok_or_else(|| anyhow!("{named_by}: the file's name must be NAME{SUFFIX}"))?;
+    check_name(name).map_err(|failure| anyhow!("{named_by}: the file's {failure}"))?;
+    Ok(name)
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use bulkhead_abi::bundle::{Bundle, Entry, VERSION};
 use bulkhead_abi::config::{NodeConfig, RootConfig};
+use bulkhead_abi::message::CellSpec;
 use serde::Serialize;
 
 use crate::read;
@@ -19,6 +20,7 @@ struct Shown<'a> {
     console: String,
     pool_bytes: u64,
     reserved_cpus: &'a [u32],
+    autostart: Vec<ShownCell<'a>>,
     root: ShownRoot<'a>,
     entries: Vec<ShownEntry<'a>>,
 }
@@ -28,6 +30,14 @@ struct ShownRoot<'a> {
     /// `null` is all that is left.
     memory_bytes: Option<u64>,
     cmdline: &'a str,
+}
+
+/// A cell that is started before the root cell.
+#[derive(Serialize)]
+struct ShownCell<'a> {
+    name: &'a str,
+    cpus: &'a [u32],
+    memory_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -48,7 +58,8 @@ pub(crate) fn inspect(file: &Path, json: bool) -> Result<String> {
 
 impl<'a> Shown<'a> {
     fn new(bundle: &'a Bundle<'a>) -> Self {
-        let NodeConfig { name, root, reserved_cpus, pool_bytes, console, log_level } = &bundle.config;
+        let NodeConfig { name, root, reserved_cpus, pool_bytes, console, log_level, autostart } =
+            &bundle.config;
         let RootConfig { memory, cmdline } = root;
         Self {
             version: VERSION,
@@ -57,6 +68,7 @@ impl<'a> Shown<'a> {
             console: console.to_string(),
             pool_bytes: *pool_bytes,
             reserved_cpus,
+            autostart: autostart.iter().map(ShownCell::new).collect(),
             root: ShownRoot { memory_bytes: *memory, cmdline },
             entries: bundle.entries.iter().map(ShownEntry::new).collect(),
         }
@@ -64,13 +76,14 @@ impl<'a> Shown<'a> {
 
     fn to_text(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
-        let cpus: Vec<_> = self.reserved_cpus.iter().map(u32::to_string).collect();
+        let cells = self.autostart.iter().map(ShownCell::to_text).collect::<Vec<_>>().join(", ");
         let memory = self.root.memory_bytes.map_or("all".into(), size);
         writeln!(text, "bundle version {} of node {}", self.version, self.name)?;
         writeln!(text, "log level      {}", self.log_level)?;
         writeln!(text, "console        {}", self.console)?;
         writeln!(text, "cell pool      {}", size(self.pool_bytes))?;
-        writeln!(text, "reserved CPUs  {}", if cpus.is_empty() { "none".into() } else { cpus.join(", ") })?;
+        writeln!(text, "reserved CPUs  {}", or_none(&numbers(self.reserved_cpus)))?;
+        writeln!(text, "autostart      {}", or_none(&cells))?;
         writeln!(text, "root memory    {memory}")?;
         writeln!(text, "root cmdline   {}", self.root.cmdline)?;
         writeln!(text, "\n{:<12} {:>10} {:>10} {:>10}  name", "role", "offset", "size", "crc32")?;
@@ -86,6 +99,24 @@ impl<'a> ShownEntry<'a> {
         let Entry { name, role, data, offset, crc32 } = *entry;
         Self { name, role: role.to_string(), offset, size: data.len(), crc32: format!("{crc32:#010x}") }
     }
+}
+
+impl<'a> ShownCell<'a> {
+    fn new(spec: &'a CellSpec) -> Self {
+        Self { name: &spec.name, cpus: &spec.cpus, memory_bytes: spec.memory }
+    }
+
+    fn to_text(&self) -> String {
+        format!("{} (CPUs {}; {})", self.name, numbers(self.cpus), size(self.memory_bytes))
+    }
+}
+
+fn numbers(cpus: &[u32]) -> String {
+    cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn or_none(text: &str) -> &str {
+    if text.is_empty() { "none" } else { text }
 }
 
 /// Bytes in the largest unit that divides them, as `node.toml` takes them.

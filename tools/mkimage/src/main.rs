@@ -1,14 +1,14 @@
 //! `bulkhead-mkimage`: makes and checks bundles and boot images.
 //!
-//! `node_toml` and `cell_toml` read what a person wrote, `toml_reader` tells them what is
-//! wrong with it and where; `bundle` collects the files and makes the bundle, `inspect` shows
-//! one, `iso` wraps one up with the hypervisor for GRUB, `symbols` gives its
-//! backtraces names. The format itself, with its limits
-//! and checks, is `bulkhead_abi::bundle`: the hypervisor reads it with the same code.
+//! `node_toml` reads what a person wrote, `toml_reader` tells them what is wrong with it and where;
+//! `autostart` checks the cells that start with the node, `bundle` collects the files and makes the
+//! bundle, `inspect` shows one, `iso` wraps one up with the hypervisor for GRUB, `symbols` gives its
+//! backtraces names. The format itself, with its limits and checks, is `bulkhead_abi::bundle`: the
+//! hypervisor reads it with the same code. Cell files are read as `cellctl` does it.
 #![forbid(unsafe_code)]
 
+mod autostart;
 mod bundle;
-mod cell_toml;
 mod cli;
 mod inspect;
 mod iso;
@@ -21,6 +21,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
+use bulkhead_cell_file::BadFile;
 use clap::Parser as _;
 
 use cli::{Cli, Command};
@@ -31,9 +32,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Problems start with file and line already, as editors and CI look for them.
-            match error.downcast_ref::<Problems>() {
-                Some(problems) => eprintln!("{problems}"),
-                None => eprintln!("bulkhead-mkimage: {error:#}"),
+            if error.is::<Problems>() || error.is::<BadFile>() {
+                eprintln!("{error}");
+            } else {
+                eprintln!("bulkhead-mkimage: {error:#}");
             }
             ExitCode::FAILURE
         }

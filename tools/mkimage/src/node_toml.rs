@@ -5,9 +5,9 @@ use std::path::Path;
 use bulkhead_abi::config::{Console, LogLevel, NodeConfig, SIZE_ALLOWED, parse_size};
 use toml::de::{DeTable, DeValue};
 
-use crate::toml_reader::{NamedFile, Problems, Reader, Value, number};
+use crate::toml_reader::{Named, NamedFile, Problems, Reader, Value, number};
 
-const KEYS: &[&str] = &["name", "log_level", "console", "pool", "reserved_cpus", "root", "cell"];
+const KEYS: &[&str] = &["name", "log_level", "console", "pool", "reserved_cpus", "autostart", "root", "cell"];
 const ROOT_KEYS: &[&str] = &["kernel", "initrd", "cmdline", "memory"];
 const CELL_KEYS: &[&str] = &["file"];
 
@@ -18,6 +18,8 @@ pub(crate) struct NodeToml {
     pub(crate) kernel: Option<NamedFile>,
     pub(crate) initrd: Option<NamedFile>,
     pub(crate) cells: Vec<NamedFile>,
+    /// The names of the cells that are started before the root cell, each once.
+    pub(crate) autostart: Vec<Named>,
 }
 
 impl NodeToml {
@@ -65,6 +67,9 @@ impl<'i> Parser<'i> {
         if let Some(value) = self.reader.get(table, "", "reserved_cpus") {
             self.reserved_cpus(&value);
         }
+        if let Some(value) = self.reader.get(table, "", "autostart") {
+            self.autostart(&value);
+        }
         if let Some(value) = self.reader.get(table, "", "root")
             && let Some(root) = self.reader.table(&value)
         {
@@ -86,6 +91,17 @@ impl<'i> Parser<'i> {
             }
         }
         self.set(value, |config| config.reserved_cpus.clone_from(&cpus));
+    }
+
+    fn autostart(&mut self, value: &Value<'_, 'i>) {
+        for item in self.reader.items(value, "a list of names of cells, as in [\"web\"]") {
+            let Some(name) = self.reader.text(&item) else { continue };
+            if self.node.autostart.iter().any(|other| other.name == name) {
+                self.reader.refuse_found(&item, "for the second time", "each cell once");
+                continue;
+            }
+            self.node.autostart.push(Named { name: name.into(), named_by: self.reader.place(&item) });
+        }
     }
 
     fn root(&mut self, table: &DeTable<'i>) {
@@ -161,6 +177,7 @@ log_level = "debug"
 console = "com2"
 pool = "1G"
 reserved_cpus = [3, 0x2]
+autostart = ["b", "a"]
 
 [root]
 kernel = "vmlinuz"
@@ -174,7 +191,7 @@ file = "a.cell.toml"
 [[cell]]
 file = "../b.cell.toml"
 "#;
-        let NodeToml { config, kernel, initrd, cells } = parse(text).unwrap();
+        let NodeToml { config, kernel, initrd, cells, autostart } = parse(text).unwrap();
         assert_eq!(config.name, "rack-7");
         assert_eq!(config.log_level, LogLevel::DEBUG);
         assert_eq!(config.console, Console::COM2);
@@ -184,10 +201,13 @@ file = "../b.cell.toml"
         assert_eq!(config.root.memory, Some(256 << 20));
         let kernel = kernel.unwrap();
         assert_eq!(kernel.path, Path::new("dir/vmlinuz"));
-        assert_eq!(kernel.named_by, "dir/node.toml:9: root.kernel = \"vmlinuz\"");
+        assert_eq!(kernel.named_by, "dir/node.toml:10: root.kernel = \"vmlinuz\"");
         assert_eq!(initrd.unwrap().path, Path::new("/abs/initrd"));
         let cells: Vec<_> = cells.iter().map(|cell| cell.path.to_str().unwrap()).collect();
         assert_eq!(cells, ["dir/a.cell.toml", "dir/../b.cell.toml"]);
+        let autostart: Vec<_> = autostart.iter().map(|cell| (&cell.name[..], &cell.named_by[..])).collect();
+        let at = |item: &'static str| format!("dir/node.toml:7: autostart{item}");
+        assert_eq!(autostart, [("b", &at("[0] = \"b\"")[..]), ("a", &at("[1] = \"a\"")[..])]);
     }
 
     #[test]
@@ -226,6 +246,15 @@ file = "../b.cell.toml"
             ("reserved_cpus = [1, 2, 1]", format!("1: reserved_cpus = [1, 2, 1]: 1 for the second time, {CPUS}")),
             ("reserved_cpus = [\n1,\n\"2\"]", "3: reserved_cpus[1] = \"2\": must be a CPU number".into()),
             ("reserved_cpus = [-1]", "1: reserved_cpus[0] = -1: must be a CPU number".into()),
+            (
+                "autostart = \"web\"",
+                "1: autostart = \"web\": must be a list of names of cells, as in [\"web\"]".into(),
+            ),
+            ("autostart = [1]", "1: autostart[0] = 1: must be a text in quotes".into()),
+            (
+                "autostart = [\n\"a\", \"b\",\n\"a\"]",
+                "3: autostart[2] = \"a\": for the second time, must be each cell once".into(),
+            ),
             ("root = 1", "1: root = 1: must be a table".into()),
             ("[root]\nkernel = \"\"", "2: root.kernel = \"\": must be the path of a file".into()),
             ("[root]\ninitrd = []", "2: root.initrd = []: must be a text in quotes".into()),
@@ -251,7 +280,7 @@ file = "../b.cell.toml"
             ),
             (
                 "\"a\\u001bb\" = 1",
-                "1: \"a\\u001bb\" = 1: unknown key, known are name, log_level, console, pool, reserved_cpus, root, cell"
+                "1: \"a\\u001bb\" = 1: unknown key, known are name, log_level, console, pool, reserved_cpus, autostart, root, cell"
                     .into(),
             ),
             ("name = \"a\"\nname = \"b\"", "2: not TOML: duplicate key".into()),

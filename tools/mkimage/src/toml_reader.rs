@@ -9,25 +9,24 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Mistakes in a file a person wrote, in the order of their lines.
+/// Mistakes in files that a person wrote, a line each that begins with file and line.
 #[derive(Debug, thiserror::Error)]
-pub(crate) struct Problems(Vec<Problem>);
+#[error("{}", .0.join("\n"))]
+pub(crate) struct Problems(Vec<String>);
 
-#[derive(Debug)]
-struct Problem {
-    file: PathBuf,
-    line: usize,
-    text: String,
+impl Problems {
+    /// Ends with the mistakes, if there are any.
+    pub(crate) fn none(problems: Vec<String>) -> Result<(), Self> {
+        if problems.is_empty() { Ok(()) } else { Err(Self(problems)) }
+    }
 }
 
-impl fmt::Display for Problems {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, Problem { file, line, text }) in self.0.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "\n" };
-            write!(f, "{separator}{}:{line}: {text}", file.display())?;
-        }
-        Ok(())
-    }
+/// The name of something that is described elsewhere, with the words to blame the namer by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) name: String,
+    /// As in `node.toml:3: autostart[0] = "web"`.
+    pub(crate) named_by: String,
 }
 
 /// A file that another one names, with the words to blame the namer by.
@@ -57,7 +56,8 @@ pub(crate) struct Value<'t, 'i> {
 pub(crate) struct Reader<'i> {
     file: &'i Path,
     text: &'i str,
-    problems: Vec<Problem>,
+    /// The lines, from 1, and what is wrong there.
+    problems: Vec<(usize, String)>,
 }
 
 /// So much of a value is shown.
@@ -80,8 +80,10 @@ impl<'i> Reader<'i> {
 
     /// Ends with the mistakes, if there are any.
     pub(crate) fn finish(mut self) -> Result<(), Problems> {
-        self.problems.sort_by_key(|problem| problem.line);
-        if self.problems.is_empty() { Ok(()) } else { Err(Problems(self.problems)) }
+        self.problems.sort_by_key(|(line, _)| *line);
+        let file = self.file.display();
+        let told = self.problems.iter().map(|(line, text)| format!("{file}:{line}: {text}"));
+        Problems::none(told.collect())
     }
 
     /// The value of a key of `table`, whose own key and a dot are `prefix`.
@@ -139,7 +141,7 @@ impl<'i> Reader<'i> {
     }
 
     fn refuse_at(&mut self, offset: usize, text: String) {
-        self.problems.push(Problem { file: self.file.to_path_buf(), line: self.line(offset), text });
+        self.problems.push((self.line(offset), text));
     }
 
     /// The value as a table, refused if it is none.
@@ -183,14 +185,14 @@ impl<'i> Reader<'i> {
             }
             path => Some(NamedFile {
                 path: self.file.parent().unwrap_or(Path::new("")).join(path),
-                named_by: format!(
-                    "{}:{}: {}",
-                    self.file.display(),
-                    self.line(value.span.start),
-                    self.blame(value)
-                ),
+                named_by: self.place(value),
             }),
         }
+    }
+
+    /// Where the value is and what it is.
+    pub(crate) fn place(&self, value: &Value<'_, 'i>) -> String {
+        format!("{}:{}: {}", self.file.display(), self.line(value.span.start), self.blame(value))
     }
 
     fn blame(&self, value: &Value<'_, 'i>) -> String {

@@ -6,7 +6,17 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use bulkhead_abi::bundle::{Bundle, Role};
+use bulkhead_abi::message::{Action, CellSpec};
+use bulkhead_cell_file::fake::kernel as cell_kernel;
 use tempfile::TempDir;
+
+/// A cell file with kernel and initrd.
+fn cell_file(name: &str, cpus: &str, memory: &str) -> String {
+    format!(
+        "name = \"{name}\"\ncpus = {cpus}\nmemory = \"{memory}\"\n\
+        [boot]\nkernel = \"cell-kernel\"\ninitrd = \"initrd\"\n"
+    )
+}
 
 /// A directory with a node in it: `node.toml`, root kernel and initrd, a cell.
 fn node() -> TempDir {
@@ -17,8 +27,8 @@ fn node() -> TempDir {
     kernel[0x202..0x206].copy_from_slice(b"HdrS");
     put("vmlinuz", &kernel);
     put("initrd", b"an initrd");
-    put("web.cell.toml", b"name = \"web\"\n[boot]\nkernel = \"cell-kernel\"\ninitrd = \"initrd\"\n");
-    put("cell-kernel", b"a cell's kernel");
+    put("web.cell.toml", cell_file("web", "1", "4M").as_bytes());
+    put("cell-kernel", &cell_kernel());
     let node = r#"name = "test"
 pool = "64M"
 reserved_cpus = [3]
@@ -84,7 +94,7 @@ fn a_bundle_has_all_that_the_node_names() {
         ]
     );
     assert_eq!(bundle.root_kernel.data, fs::read(dir.path().join("vmlinuz")).unwrap());
-    assert_eq!(bundle.entries[3].data, b"a cell's kernel");
+    assert_eq!(bundle.entries[3].data, cell_kernel());
     assert!(!dir.path().join("bundle.partial").exists());
 }
 
@@ -114,16 +124,16 @@ fn cpio_lists_and_extracts_a_bundle() {
 fn options_come_before_the_file() {
     let dir = node();
     replace(&dir, "node.toml", "kernel = \"vmlinuz\"", "kernel = \"not there\"");
-    fs::write(dir.path().join("db.cell.toml"), "").unwrap();
+    fs::write(dir.path().join("db.cell.toml"), cell_file("db", "[9]", "2M")).unwrap();
     let mut arguments = BUNDLE.to_vec();
     arguments.extend(["--kernel", "vmlinuz", "--initrd", "cell-kernel", "--cmdline", "quiet"]);
     arguments.extend(["--cell", "db.cell.toml"]);
     ok(&dir, &arguments);
     let bytes = fs::read(dir.path().join("bundle")).unwrap();
     let bundle = Bundle::parse(&bytes).unwrap();
-    assert_eq!(bundle.root_initrd.unwrap().data, b"a cell's kernel");
+    assert_eq!(bundle.root_initrd.unwrap().data, cell_kernel());
     assert_eq!(bundle.config.root.cmdline, "quiet");
-    assert_eq!(bundle.entries.last().unwrap().name, "cell/db/file");
+    assert_eq!(bundle.entries.last().unwrap().name, "cell/db/initrd");
 }
 
 #[test]
@@ -191,11 +201,24 @@ fn mistakes_in_cell_files_are_told() {
     replace(&dir, "web.cell.toml", "\"cell-kernel\"", "\"gone\"");
     assert_eq!(
         error(&dir, BUNDLE),
-        "bulkhead-mkimage: web.cell.toml:3: boot.kernel = \"gone\": gone: No such file or directory (os error 2)\n"
+        "bulkhead-mkimage: web.cell.toml: boot.kernel: gone: No such file or directory (os error 2)\n"
     );
     replace(&dir, "web.cell.toml", "\"gone\"", "5");
-    assert_eq!(error(&dir, BUNDLE), "web.cell.toml:3: boot.kernel = 5: must be a text in quotes\n");
-    replace(&dir, "web.cell.toml", "kernel = 5\n", "");
+    replace(&dir, "web.cell.toml", "cpus", "cpu");
+    assert_eq!(
+        error(&dir, BUNDLE),
+        "\
+web.cell.toml:1: cpus is missing
+web.cell.toml:2: cpu is unknown (did you mean cpus?); allowed: name, cpus, memory, boot, console, on
+web.cell.toml:5: boot.kernel is 5; allowed: a text in quotes
+"
+    );
+    fs::write(dir.path().join("web.cell.toml"), cell_file("www", "1", "4M")).unwrap();
+    assert_eq!(
+        error(&dir, BUNDLE),
+        "bulkhead-mkimage: node.toml:10: cell[0].file = \"web.cell.toml\": the cell's name is \"www\", must be \"web\"\n"
+    );
+    replace(&dir, "web.cell.toml", "www", "web");
     assert_eq!(
         error(&dir, &[BUNDLE, &["--cell", "web.cell.toml"]].concat()),
         "bulkhead-mkimage: entry \"cell/web/file\" is there twice\n"
@@ -210,6 +233,111 @@ fn mistakes_in_cell_files_are_told() {
         error(&dir, BUNDLE),
         "bulkhead-mkimage: node.toml:10: cell[0].file = \"root.cell.toml\": the file's name is \"root\"; allowed: 1 to 32 of a-z, 0-9, - and _, \
          the first a letter or digit, not \"root\"\n"
+    );
+}
+
+/// Lets the node's pool and CPUs be for `cells` alone, which are started with it.
+fn autostart(dir: &TempDir, pool: &str, cells: &[(&str, &str, &str)]) {
+    let names: Vec<_> = cells.iter().map(|(name, ..)| *name).collect();
+    let start = format!("reserved_cpus = [5, 2, 3]\nautostart = {names:?}");
+    replace(dir, "node.toml", "reserved_cpus = [3]", &start);
+    replace(dir, "node.toml", "64M", pool);
+    let mut node = fs::read_to_string(dir.path().join("node.toml")).unwrap();
+    for (name, cpus, memory) in cells {
+        if *name != "web" {
+            node += &format!("[[cell]]\nfile = \"{name}.cell.toml\"\n");
+        }
+        fs::write(dir.path().join(format!("{name}.cell.toml")), cell_file(name, cpus, memory)).unwrap();
+    }
+    fs::write(dir.path().join("node.toml"), node).unwrap();
+}
+
+#[test]
+fn cells_that_start_with_the_node_get_their_cpus() {
+    let dir = node();
+    // Kernel and initrd take 2 MiB each beside the memory.
+    autostart(&dir, "18M", &[("web", "1", "4M"), ("db", "[5]", "2M")]);
+    let db = dir.path().join("db.cell.toml");
+    let text = fs::read_to_string(&db).unwrap() + "cmdline = \"quiet\"\n[on]\ncrash = \"restart\"\n";
+    fs::write(db, text + "[console]\nserial = false\n").unwrap();
+    ok(&dir, BUNDLE);
+    let bytes = fs::read(dir.path().join("bundle")).unwrap();
+    let web = CellSpec {
+        name: "web".into(),
+        // Not 5, which another cell names.
+        cpus: vec![3],
+        memory: 4 << 20,
+        cmdline: String::new(),
+        console: true,
+        wall_clock_ns: 0,
+        on_reboot: Some(Action::RESTART),
+        on_crash: Some(Action::STOP),
+        origin: None,
+        files: None,
+    };
+    let db = CellSpec {
+        name: "db".into(),
+        cpus: vec![5],
+        memory: 2 << 20,
+        cmdline: "quiet".into(),
+        console: false,
+        on_crash: Some(Action::RESTART),
+        ..web.clone()
+    };
+    assert_eq!(Bundle::parse(&bytes).unwrap().config.autostart, [web, db]);
+
+    let line = "autostart      web (CPUs 3; 4M), db (CPUs 5; 2M)";
+    let text = ok(&dir, &["inspect", "bundle"]);
+    assert!(text.lines().any(|shown| shown == line), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&ok(&dir, &["inspect", "--json", "bundle"])).unwrap();
+    assert_eq!(json["autostart"][1], serde_json::json!({"name": "db", "cpus": [5], "memory_bytes": 2 << 20}));
+}
+
+#[test]
+fn cells_that_can_not_start_with_the_node_are_told() {
+    let told = |pool: &str, cells: &[(&str, &str, &str)], expected: &str| {
+        let dir = node();
+        autostart(&dir, pool, cells);
+        assert_eq!(error(&dir, &["check", "node.toml"]), expected);
+        assert_eq!(error(&dir, BUNDLE), expected);
+    };
+    told(
+        "8M",
+        &[("web", "[2, 4]", "4M"), ("db", "[2]", "2M"), ("log", "3", "2M")],
+        "\
+node.toml:4: autostart[0] = \"web\": its cpus has 4, must be among those of reserved_cpus that are left: 5, 2, 3
+node.toml:4: autostart[1] = \"db\": its cpus has 2, must be among those of reserved_cpus that are left: 5, 3
+node.toml:4: autostart[1] = \"db\": has 6 MiB with its files, must be at most the 0 MiB left of the pool
+node.toml:4: autostart[2] = \"log\": its cpus is 3, must be at most the 2 of reserved_cpus that are left
+node.toml:4: autostart[2] = \"log\": has 6 MiB with its files, must be at most the 0 MiB left of the pool
+",
+    );
+    told(
+        "10M",
+        &[("web", "1", "4M"), ("db", "1", "4M")],
+        "node.toml:4: autostart[1] = \"db\": has 8 MiB with its files, must be at most the 2 MiB left of the pool\n",
+    );
+    told(
+        "64M",
+        &[("web", "3", "4M"), ("db", "[5]", "4M")],
+        "node.toml:4: autostart[0] = \"web\": its cpus is 3, must be at most the 2 of reserved_cpus that are left\n",
+    );
+
+    let dir = node();
+    replace(&dir, "node.toml", "reserved_cpus = [3]", "reserved_cpus = [3]\nautostart = [\"wbe\"]");
+    assert_eq!(
+        error(&dir, BUNDLE),
+        "node.toml:4: autostart[0] = \"wbe\": must be the name of a cell in the bundle: web\n"
+    );
+    // What the hypervisor would refuse to load.
+    replace(&dir, "node.toml", "wbe", "web");
+    fs::write(dir.path().join("cell-kernel"), "#!/bin/sh").unwrap();
+    let message = error(&dir, BUNDLE);
+    assert!(message.starts_with("cell-kernel: is not a kernel; allowed: Linux as a bzImage"), "{message}");
+    replace(&dir, "node.toml", "\"web\"]", "\"web\",\n\"web\"]");
+    assert_eq!(
+        error(&dir, BUNDLE),
+        "node.toml:5: autostart[1] = \"web\": for the second time, must be each cell once\n"
     );
 }
 
@@ -256,6 +384,7 @@ fn inspect_shows_a_bundle() {
         "bundle version 1 of node test",
         "cell pool      64M",
         "reserved CPUs  3",
+        "autostart      none",
         "root memory    1G",
         "root cmdline   console=hvc0",
     ] {

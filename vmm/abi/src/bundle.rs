@@ -15,6 +15,7 @@
 
 mod cpio;
 
+use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
@@ -55,6 +56,21 @@ open_enum! {
         /// A guest cell's initial file system.
         CELL_INITRD = 5, "cell-initrd";
     }
+}
+
+/// Name of the entry with the configuration of the guest cell `cell`.
+pub fn cell_file(cell: &str) -> String {
+    format!("cell/{cell}/file")
+}
+
+/// Name of the entry with the kernel of the guest cell `cell`.
+pub fn cell_kernel(cell: &str) -> String {
+    format!("cell/{cell}/kernel")
+}
+
+/// Name of the entry with the initial file system of the guest cell `cell`, if it has one.
+pub fn cell_initrd(cell: &str) -> String {
+    format!("cell/{cell}/initrd")
 }
 
 /// A bundle that has been checked.

@@ -11,6 +11,8 @@ use core::fmt;
 
 use minicbor::{Decode, Encode};
 
+use crate::message::CellSpec;
+
 /// A code that a file or a peer supplies: a number with names for the known values. Unknown
 /// ones stay values and print as numbers.
 macro_rules! open_enum {
@@ -121,6 +123,12 @@ pub struct NodeConfig {
     /// What the hypervisor logs.
     #[n(5)]
     pub log_level: LogLevel,
+    /// The guest cells that the hypervisor starts before the root cell, in this order: their
+    /// kernels and initial file systems are entries of the bundle. Their CPUs are among
+    /// `reserved_cpus`. What is not known before the node boots is not said here: time of day and
+    /// sizes of files.
+    #[cbor(n(6), default)]
+    pub autostart: Vec<CellSpec>,
 }
 
 /// Configuration of the root cell.
@@ -144,6 +152,7 @@ impl Default for NodeConfig {
             pool_bytes: POOL_DEFAULT,
             console: Console::COM1,
             log_level: LogLevel::INFO,
+            autostart: Vec::new(),
         }
     }
 }
@@ -198,8 +207,8 @@ impl NodeConfig {
     /// The first field that is out of them.
     pub fn validate(&self) -> Result<(), ConfigError> {
         // Every field is named here, so that a new one doesn't compile until someone has
-        // decided on its limits.
-        let Self { name, root, reserved_cpus, pool_bytes, console, log_level } = self;
+        // decided on its limits. Cells are checked when they are made, each for itself.
+        let Self { name, root, reserved_cpus, pool_bytes, console, log_level, autostart: _ } = self;
         let RootConfig { memory, cmdline } = root;
         check_name("name", name)?;
         if let Some(bytes) = *memory
@@ -326,6 +335,7 @@ mod tests {
             pool_bytes: 0,
             console: Console::NONE,
             log_level: LogLevel::TRACE,
+            autostart: Vec::new(),
         };
         assert_eq!(config.validate(), Ok(()));
     }

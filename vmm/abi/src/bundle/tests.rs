@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::{Console, Found, RootConfig};
+use crate::message::{Action, CellSpec};
 
 /// A file that passes for a bzImage.
 fn kernel() -> Vec<u8> {
@@ -192,6 +193,15 @@ fn a_changed_manifest_is_told_with_both_sums() {
 }
 
 #[test]
+fn a_configuration_from_before_there_was_autostart_has_none() {
+    let config = encode(&NodeConfig::default()).unwrap();
+    // An array of seven, of which the last is an empty one.
+    assert_eq!((config.first(), config.last()), (Some(&0x87), Some(&0x80)));
+    let older = [&[0x86], &config[1..config.len() - 1]].concat();
+    assert_eq!(decode::<NodeConfig>(&older).unwrap(), NodeConfig::default());
+}
+
+#[test]
 fn a_bad_configuration_is_told_by_field() {
     let config = NodeConfig { reserved_cpus: vec![0], ..NodeConfig::default() };
     let BundleError::Config(error) = error_with_manifest(&manifest(config, vec![])) else {
@@ -306,6 +316,29 @@ fn every_flipped_bit_of_manifest_and_payload_is_noticed() {
 }
 
 prop_compose! {
+    fn any_cell()(
+        name in ".{0,10}",
+        cpus in proptest::collection::vec(any::<u32>(), 0..4),
+        memory: u64,
+        console: bool,
+        crash in proptest::option::of(0u8..3),
+    ) -> CellSpec {
+        CellSpec {
+            name,
+            cpus,
+            memory,
+            cmdline: "quiet".into(),
+            console,
+            wall_clock_ns: 0,
+            on_reboot: None,
+            on_crash: crash.map(Action),
+            origin: None,
+            files: None,
+        }
+    }
+}
+
+prop_compose! {
     fn any_config()(
         name in "[a-z0-9][a-z0-9_-]{0,31}",
         memory in proptest::option::of(32u64..1 << 30),
@@ -314,6 +347,7 @@ prop_compose! {
         pool in 0u64..1 << 31,
         console in 0u8..3,
         log_level in 1u8..6,
+        autostart in proptest::collection::vec(any_cell(), 0..3),
     ) -> NodeConfig {
         NodeConfig {
             name,
@@ -322,6 +356,7 @@ prop_compose! {
             pool_bytes: pool << 21,
             console: Console(console),
             log_level: crate::config::LogLevel(log_level),
+            autostart,
         }
     }
 }
