@@ -43,6 +43,11 @@ pub(crate) fn note_wall_clock() {
     });
 }
 
+/// The time of day at boot in nanoseconds since 1970, once it was noted.
+pub(crate) fn boot_wall_clock_ns() -> u64 {
+    BOOT_WALL_NS.get().copied().unwrap_or_default()
+}
+
 /// The machine's counter.
 pub(crate) fn counter() -> u64 {
     bulkhead_counter::read()
@@ -77,8 +82,7 @@ impl Machine for HostMachine {
     }
 
     fn wall_clock_base_ns(&self) -> u64 {
-        let boot = BOOT_WALL_NS.get().copied().unwrap_or_default();
-        boot.saturating_sub(ticks_to_ns(counter::boot_counter()))
+        boot_wall_clock_ns().saturating_sub(ticks_to_ns(counter::boot_counter()))
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {

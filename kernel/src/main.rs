@@ -246,7 +246,8 @@ fn enable_svm(command_line: &str) -> Result<SvmHost, String> {
     Ok(unsafe { SvmHost::enable(features, access::physical_of) })
 }
 
-/// Puts the node together: the bundle's configuration, the pool, the root cell, management.
+/// Puts the node together: the bundle's configuration, the pool, the root cell, management, and the
+/// cells that start with it.
 fn assemble(mut machine: Machine) -> Result<(), String> {
     if machine.bundle.is_empty() {
         return Err("the boot loader has passed no bundle".to_string());
@@ -302,6 +303,7 @@ fn assemble(mut machine: Machine) -> Result<(), String> {
     for id in 1..machine.cpus {
         apic::kick(CpuId(id));
     }
+    node::node().start_bundled(&bundle);
     logging::release_serial();
     Ok(())
 }

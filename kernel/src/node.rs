@@ -9,6 +9,7 @@ use crate::platform::KernelPlatform;
 use crate::root_cell::RootCell;
 use crate::run::CpuControl;
 use alloc::vec::Vec;
+use bulkhead_abi::bundle::Bundle;
 use bulkhead_vmm::hal::CpuId;
 use bulkhead_vmm::manage::{Node as Manager, Progress};
 use bulkhead_vmm::x86::machine::Machine;
@@ -89,6 +90,12 @@ impl Node {
     /// Calls `look` with what manages the cells.
     pub(crate) fn with_manager<T>(&self, look: impl FnOnce(&mut Manager) -> T) -> T {
         look(&mut self.management.lock().0)
+    }
+
+    /// Starts the cells that `bundle` says; before the root cell runs.
+    pub(crate) fn start_bundled(&self, bundle: &Bundle<'_>) {
+        let (manager, platform) = &mut *self.management.lock();
+        manager.start_bundled(bundle, host::boot_wall_clock_ns(), platform);
     }
 
     /// Host counter at which a CPU that sleeps must look at management again.

@@ -5,9 +5,10 @@
 //! out of buffers; all else happens in [`Node::work`], a slice at a time, with effects on a
 //! [`Platform`]. `Node` belongs behind one lock, under which no guest runs.
 //!
-//! Neighbours: `cells` carries out requests, `connection` has the buffers of one
+//! Neighbours: `cells` carries out requests, `autostart` makes them at boot, `connection` has the buffers of one
 //! connection, [`platform`] is what the kernel provides; messages are in `bulkhead_abi`.
 
+mod autostart;
 mod cells;
 mod connection;
 #[cfg(any(test, feature = "fake"))]
@@ -23,7 +24,7 @@ use bulkhead_abi::message::{
     ABI_VERSION, BULK_PORTS, Body, CONSOLE_PORTS, ErrorCode, Failure, LOG_PORT, MANAGEMENT_PORT,
     PRIVILEGED_PORTS, Reply, Request, Token,
 };
-use cells::Cells;
+use cells::{Cells, Client};
 use connection::{Connection, Role};
 use platform::{NodeFacts, Platform};
 
@@ -108,8 +109,9 @@ impl Node {
         }
         more |= self.cells.work(platform);
         waiting |= self.cells.is_waiting();
-        for (stream, id, result) in self.cells.take_answers() {
-            if let Some(connection) = self.connections.iter_mut().find(|c| c.stream() == stream) {
+        for (client, id, result) in self.cells.take_answers() {
+            let asked = |c: &&mut Connection| Client::Stream(c.stream()) == client;
+            if let Some(connection) = self.connections.iter_mut().find(asked) {
                 connection.answer(id, result);
             }
             more = true;
@@ -252,7 +254,7 @@ fn serve_management(connection: &mut Connection, cells: &mut Cells, platform: &m
     };
     let outcome = body.ok_or_else(unknown_request).and_then(|body| {
         admit(&body, Authority::RootToken)?;
-        cells.request(connection.stream(), id, body, platform)
+        cells.request(Client::Stream(connection.stream()), id, body, platform)
     });
     match outcome {
         Ok(Some(reply)) => connection.answer(id, Ok(reply)),

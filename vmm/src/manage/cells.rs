@@ -23,8 +23,17 @@ use alloc::vec::Vec;
 use bulkhead_abi::message::{CellState, ErrorCode, Failure, MAX_CRASHES, Reply, console_port};
 use store::{File, Store};
 
-/// A late answer: to which connection, to which request, what.
-pub(super) type Answer = (StreamId, u32, Result<Reply, Failure>);
+/// Who asks for something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Client {
+    /// The boot, for a cell of the bundle.
+    Boot,
+    /// A connection.
+    Stream(StreamId),
+}
+
+/// A late answer: to whom, to which request, what.
+pub(super) type Answer = (Client, u32, Result<Reply, Failure>);
 
 /// What is being done about a cell, a slice at a time.
 #[derive(Debug)]
@@ -53,10 +62,10 @@ struct Cell {
     id: CellId,
     resources: CellResources,
     state: State,
-    /// The connection it belongs to while it is on loan.
-    creator: Option<StreamId>,
-    /// Who waits for the task's end: connection and request.
-    asker: Option<(StreamId, u32)>,
+    /// Whom it belongs to while it is on loan.
+    creator: Option<Client>,
+    /// Who waits for the task's end, and by which request.
+    asker: Option<(Client, u32)>,
     task: Option<Task>,
     /// The platform knows it.
     prepared: bool,
@@ -109,7 +118,7 @@ impl Cell {
 /// Who waits for a cell to be in one of these states.
 #[derive(Debug)]
 struct Waiter {
-    stream: StreamId,
+    client: Client,
     id: u32,
     cell: CellId,
     states: Vec<CellState>,
@@ -173,13 +182,14 @@ impl Cells {
 
     /// A connection is gone: cells that belong to it are given up by the next work.
     pub(super) fn creator_gone(&mut self, stream: StreamId) {
+        let client = Client::Stream(stream);
         for cell in &mut self.cells {
-            if cell.creator == Some(stream) {
+            if cell.creator == Some(client) {
                 // Work looks for cells that are on loan and belong to nobody.
                 cell.creator = None;
             }
         }
-        self.waiters.retain(|waiter| waiter.stream != stream);
+        self.waiters.retain(|waiter| waiter.client != client);
         self.waiters.shrink_to_fit();
     }
 

@@ -1,6 +1,7 @@
 //! Management as its clients see it, and the ledger behind it after any sequence of
 //! requests, lost connections and failures.
 
+mod autostart;
 mod lifecycle;
 mod sequences;
 
@@ -51,6 +52,7 @@ fn spec(name: &str, cpus: &[u32], units: u64) -> CellSpec {
 struct Bench {
     node: Node,
     platform: FakePlatform,
+    kept_back: Vec<CpuId>,
     streams: u64,
     /// What came out of each stream so far.
     seen: BTreeMap<StreamId, Vec<u8>>,
@@ -58,11 +60,15 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::keeping_back(&[KEPT_BACK])
+    }
+
+    fn keeping_back(cpus: &[CpuId]) -> Self {
         let facts = NodeFacts { version: "9.9".into(), ..NodeFacts::default() };
-        let node = Node::new(facts, TOKEN, CPUS, &[KEPT_BACK], &pool());
+        let node = Node::new(facts, TOKEN, CPUS, cpus, &pool());
         let mut platform = FakePlatform::default();
         platform.offline.extend(1..CPUS);
-        Self { node, platform, streams: 0, seen: BTreeMap::new() }
+        Self { node, platform, kept_back: cpus.into(), streams: 0, seen: BTreeMap::new() }
     }
 
     fn connect(&mut self, port: u32) -> StreamId {
@@ -144,7 +150,7 @@ impl Bench {
             for cpu in cpus {
                 assert_eq!(ownership.owner(*cpu), Some(CpuOwner::Cell(id)));
                 assert!(owned.insert(*cpu), "{cpu} has two owners");
-                if *cpu != KEPT_BACK {
+                if !self.kept_back.contains(cpu) {
                     claims.insert(*cpu);
                 }
             }

@@ -1,10 +1,9 @@
 //! The handlers of requests, one each. Who may ask was decided before.
 
-use super::{Cell, Cells, Store, Task, Waiter, incomplete};
+use super::{Cell, Cells, Client, Store, Task, Waiter, incomplete};
 use crate::cell::config::CellResources;
 use crate::cell::lifecycle::{State, Step};
 use crate::cell::ownership::{CpuOwner, OwnershipError};
-use crate::device::stream::StreamId;
 use crate::hal::{CellId, CpuId};
 use crate::manage::MAX_CONNECTIONS;
 use crate::manage::connection::CONNECTION_HEAP;
@@ -35,11 +34,11 @@ pub(in crate::manage) const fn cell_heap(cpus: usize) -> u64 {
 }
 
 impl Cells {
-    /// Carries out, or begins, the request `id` of the connection `stream`. Without a reply
+    /// Carries out, or begins, the request `id` of `client`. Without a reply
     /// it goes on, and the answer will be among [`Cells::take_answers`].
     pub(in crate::manage) fn request(
         &mut self,
-        stream: StreamId,
+        client: Client,
         id: u32,
         body: Body,
         platform: &mut dyn Platform,
@@ -57,7 +56,7 @@ impl Cells {
                 Reply::Done
             }
             Body::Create { spec } => {
-                self.create((stream, id), spec, platform)?;
+                self.create((client, id), spec, platform)?;
                 return Ok(None);
             }
             Body::LoadBegin { cell, what, size } => {
@@ -65,7 +64,7 @@ impl Cells {
             }
             Body::LoadFinish { cell } => {
                 self.load_finish(cell, platform)?;
-                self.ask(cell, (stream, id), "another load");
+                self.ask(cell, (client, id), "another load");
                 return Ok(None);
             }
             Body::Start { cell: number } => {
@@ -77,7 +76,7 @@ impl Cells {
                         return Err(Failure::new(ErrorCode::BAD_FILE, why));
                     }
                     cell.begin_anew(Step::Start, platform)?;
-                    self.ask(number, (stream, id), "another start");
+                    self.ask(number, (client, id), "another start");
                     return Ok(None);
                 }
                 platform.start_cell(cell.id).map_err(|e| failed(cell, &e))?;
@@ -88,12 +87,12 @@ impl Cells {
                 let cell = self.cell_for(number, Step::Stop)?;
                 cell.halt(platform);
                 if cell.state != State::Stopped {
-                    self.ask(number, (stream, id), "a stop");
+                    self.ask(number, (client, id), "a stop");
                     return Ok(None);
                 }
                 let failure = cell.came_between("a stop");
                 let asker = cell.asker.take();
-                self.answers.extend(asker.map(|(stream, id)| (stream, id, Err(failure))));
+                self.answers.extend(asker.map(|(client, id)| (client, id, Err(failure))));
                 Reply::Done
             }
             Body::Destroy { cell: number } => {
@@ -106,7 +105,7 @@ impl Cells {
                 } else {
                     cell.release(Step::Destroy, None, platform);
                 }
-                self.ask(number, (stream, id), "its destruction");
+                self.ask(number, (client, id), "its destruction");
                 return Ok(None);
             }
             Body::Pause { cell: number } => {
@@ -114,7 +113,7 @@ impl Cells {
                 platform.pause_cell(cell.id);
                 cell.step(Step::Pause);
                 cell.task = Some(Task::Halt);
-                self.ask(number, (stream, id), "a pause");
+                self.ask(number, (client, id), "a pause");
                 return Ok(None);
             }
             Body::Resume { cell } => {
@@ -134,7 +133,7 @@ impl Cells {
                 cell.step(Step::Reload);
                 cell.store.clear();
                 cell.resources.cmdline = cmdline;
-                cell.creator = Some(stream);
+                cell.creator = Some(client);
                 Reply::Done
             }
             Body::Wait { cell, states } => {
@@ -144,7 +143,7 @@ impl Cells {
                 }
                 self.cells.iter().find(|c| c.id.0 == cell).ok_or_else(|| no_cell(cell))?;
                 // The next work looks at once.
-                self.waiters.push(Waiter { stream, id, cell: CellId(cell), states });
+                self.waiters.push(Waiter { client, id, cell: CellId(cell), states });
                 return Ok(None);
             }
         };
@@ -153,11 +152,11 @@ impl Cells {
 
     /// `asker` waits for what was begun with a cell; who waited before, and for what `between` has
     /// made impossible, is told so.
-    fn ask(&mut self, number: u32, asker: (StreamId, u32), between: &str) {
+    fn ask(&mut self, number: u32, asker: (Client, u32), between: &str) {
         let Some(cell) = self.cells.iter_mut().find(|cell| cell.id.0 == number) else { return };
         let failure = cell.came_between(between);
         let before = cell.asker.replace(asker);
-        self.answers.extend(before.map(|(stream, id)| (stream, id, Err(failure))));
+        self.answers.extend(before.map(|(client, id)| (client, id, Err(failure))));
     }
 
     /// The cell with this number, for which `step` is allowed.
@@ -191,9 +190,23 @@ impl Cells {
         Err(Failure::field(ErrorCode::EXHAUSTED, "memory", spec.memory, &allowed).saying(why))
     }
 
+    /// Whether `cpus` were kept back from the root cell, so that nobody has to give them away.
+    pub(in crate::manage) fn check_kept_back(&self, cpus: &[u32]) -> Result<(), Failure> {
+        let Some(cpu) = cpus.iter().find(|cpu| self.ownership.comes_from_root(CpuId(**cpu))) else {
+            return Ok(());
+        };
+        let free = self.ownership.owners().filter(|(_, owner)| *owner == CpuOwner::Nobody);
+        let allowed = match numbers(free.map(|(cpu, _)| cpu)) {
+            list if list.is_empty() => "none, for none is kept back and free".into(),
+            list => list,
+        };
+        let why = format!("cpus has {cpu}, which is the root cell's; allowed: {allowed}");
+        Err(Failure::field(ErrorCode::CONFLICT, "cpus", cpu, &allowed).saying(why))
+    }
+
     fn create(
         &mut self,
-        asker: (StreamId, u32),
+        asker: (Client, u32),
         spec: CellSpec,
         platform: &mut dyn Platform,
     ) -> Result<(), Failure> {

@@ -72,7 +72,7 @@ impl Cells {
             }
             let fulfilled = was == State::Stopping || cell.state == State::Paused;
             let result = if fulfilled { Ok(Reply::Done) } else { Err(cell.came_between("its end")) };
-            self.answers.extend(cell.asker.take().map(|(stream, id)| (stream, id, result)));
+            self.answers.extend(cell.asker.take().map(|(client, id)| (client, id, result)));
         }
     }
 
@@ -160,7 +160,7 @@ impl Cells {
             }
         }
         log::info!("cell '{}': gone", cell.resources.name);
-        self.answers.extend(cell.asker.map(|(stream, id)| (stream, id, result)));
+        self.answers.extend(cell.asker.map(|(client, id)| (client, id, result)));
     }
 
     /// Answers those whose cell is in the state that they wait for, or gone.
@@ -170,9 +170,9 @@ impl Cells {
             cell.is_none_or(|cell| waiter.states.contains(&CellState::from(cell.state)))
         };
         while let Some(at) = self.waiters.iter().position(|waiter| done(&self.cells, waiter)) {
-            let Waiter { stream, id, cell, .. } = self.waiters.remove(at);
+            let Waiter { client, id, cell, .. } = self.waiters.remove(at);
             let result = self.show(cell.0, platform).map(Reply::Cell);
-            self.answers.push((stream, id, result));
+            self.answers.push((client, id, result));
             self.waiters.shrink_to_fit();
         }
     }
@@ -220,8 +220,8 @@ impl Cell {
         self.prepared = true;
         self.task = None;
         self.step(Step::Prepared);
-        let (stream, id) = self.asker.take()?;
-        Some((stream, id, Ok(Reply::Created { cell: self.id.0 })))
+        let (client, id) = self.asker.take()?;
+        Some((client, id, Ok(Reply::Created { cell: self.id.0 })))
     }
 
     /// Begins to fill its memory from its files.
@@ -250,7 +250,7 @@ impl Cell {
             _ => Ok(Reply::Done),
         };
         self.step(Step::Built);
-        self.asker.take().map(|(stream, id)| (stream, id, result))
+        self.asker.take().map(|(client, id)| (client, id, result))
     }
 
     /// Its memory cannot be filled. Returns the answer to who waits for that.
@@ -262,8 +262,8 @@ impl Cell {
             self.stopped = Some(error.into());
         }
         self.step(Step::NotBuilt);
-        let (stream, id) = self.asker.take()?;
-        Some((stream, id, Err(Failure::new(ErrorCode::BAD_FILE, why))))
+        let (client, id) = self.asker.take()?;
+        Some((client, id, Err(Failure::new(ErrorCode::BAD_FILE, why))))
     }
 
     /// It is off by itself or by request. With `lasting` it does not begin anew.

@@ -1,6 +1,7 @@
 //! Any sequence of requests, lost connections and failures.
 
 use super::*;
+use bulkhead_abi::bundle::Role;
 use bulkhead_abi::message::Action;
 use proptest::prelude::*;
 
@@ -151,9 +152,16 @@ proptest! {
     /// Whatever happens, [`Bench::audit`] holds after each step, and in the end all is as it
     /// was in the beginning.
     #[test]
-    fn nothing_is_lost_whatever_happens(events in prop::collection::vec(event(), 1..120)) {
+    fn nothing_is_lost_whatever_happens(
+        bundled: bool,
+        events in prop::collection::vec(event(), 1..120),
+    ) {
         let mut bench = Bench::new();
         let before = bench.end();
+        if bundled {
+            let started = bench.start("a", &[KEPT_BACK.0], 3, &[("cell/a/kernel", Role::CELL_KERNEL, b"kernel")]);
+            prop_assert_eq!(started, Ok(()));
+        }
         for event in events {
             bench.happen(event);
         }
